@@ -7,7 +7,7 @@ RUN apt-get update \
 WORKDIR /src
 COPY requirements.lock ./
 RUN pip install --no-cache-dir --root-user-action ignore --constraint requirements.lock \
-      'setuptools>=77' wheel 'cython>=3.1,<4'
+      'setuptools>=77' wheel 'cython>=3.3,<4'
 COPY pyproject.toml setup.py MANIFEST.in README.md LICENSE ./
 COPY headrace headrace
 RUN pip wheel --no-cache-dir --no-build-isolation --no-deps --wheel-dir /wheels .

@@ -24,7 +24,7 @@ $(VENV)/.installed: pyproject.toml requirements.lock
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check \
 	  --root-user-action ignore --constraint requirements.lock \
-	  'setuptools>=77' wheel 'cython>=3.1,<4'
+	  'setuptools>=77' wheel 'cython>=3.3,<4'
 	HEADRACE_NO_COMPILE=1 $(BIN)/python -m pip install --quiet \
 	  --disable-pip-version-check --root-user-action ignore --no-build-isolation \
 	  --constraint requirements.lock --editable '.[dev,embedded,otel]'

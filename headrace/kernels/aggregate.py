@@ -1,6 +1,4 @@
-# cython: language_level=3, annotation_typing=False, boundscheck=False, wraparound=False
-# mypy: disable-error-code="no-any-return"
-# The decorators give C types to Cython, the annotations types to mypy (which sees Any there).
+# cython: language_level=3, boundscheck=False, wraparound=False
 """Exact sums per group over a txid, and the encoding of a group's numbers.
 
 A group has a *slot* (0, 1, …) within a txid.  Sums of value x weight are accumulated per slot and
@@ -140,25 +138,18 @@ def _grown(array: Int64s, size: int) -> Int64s:
 
 @cython.cfunc
 @cython.exceptval(check=False)
-@cython.returns(cython.void)
-@cython.locals(
-    slots=cython.const_longlong[::1],
-    values=cython.const_longlong[::1],
-    weights=cython.const_longlong[::1],
-    low=cython.longlong[::1],
-    high=cython.longlong[::1],
-    i=cython.Py_ssize_t,
-    slot=cython.Py_ssize_t,
-    value=cython.longlong,
-    weight=cython.longlong,
-)
 def _add_split(
-    slots: memoryview, values: memoryview, weights: memoryview, low: memoryview, high: memoryview
-) -> None:
+    slots: cython.const_longlong[::1],
+    values: cython.const_longlong[::1],
+    weights: cython.const_longlong[::1],
+    low: cython.longlong[::1],
+    high: cython.longlong[::1],
+) -> cython.void:
+    i: cython.Py_ssize_t
     for i in range(len(slots)):
-        slot = slots[i]
-        value = values[i]
-        weight = weights[i]
+        slot: cython.Py_ssize_t = slots[i]
+        value: cython.longlong = values[i]
+        weight: cython.longlong = weights[i]
         low[slot] += (value & 0xFFFFFFFF) * weight
         high[slot] += (value >> 32) * weight
 
@@ -166,7 +157,6 @@ def _add_split(
 # --- encoding of a group's numbers
 
 
-@cython.locals(parts=list, size=cython.Py_ssize_t)
 def encode_numbers(numbers: Sequence[int]) -> bytes:
     """Encode integers of any size: their number, then length and bytes of each."""
     parts = [_sized(len(numbers))]
@@ -174,7 +164,7 @@ def encode_numbers(numbers: Sequence[int]) -> bytes:
         if number == 0:
             parts.append(b"\0")
             continue
-        size = (number.bit_length() >> 3) + 1
+        size: cython.Py_ssize_t = (number.bit_length() >> 3) + 1
         parts.append(_sized(size))
         parts.append(number.to_bytes(size, "little", signed=True))
     return b"".join(parts)
@@ -186,22 +176,15 @@ def _sized(size: int) -> bytes:
     return b"\xff" + size.to_bytes(4, "little")
 
 
-@cython.locals(
-    data=bytes,
-    at=cython.Py_ssize_t,
-    size=cython.Py_ssize_t,
-    count=cython.Py_ssize_t,
-    i=cython.Py_ssize_t,
-    out=list,
-)
-def decode_numbers(data: bytes, at: int) -> tuple[list[int], int]:
+def decode_numbers(data: bytes, at: cython.Py_ssize_t) -> tuple[list[int], int]:
     """Decode the output of ``encode_numbers`` at ``at``; also return the position after it."""
+    i: cython.Py_ssize_t
     out = []
-    count = 0
+    count: cython.Py_ssize_t = 0
     for i in range(-1, 2**31 - 1):
         if i >= count:
             break
-        size = data[at]
+        size: cython.Py_ssize_t = data[at]
         at += 1
         if size == 255:
             size = int.from_bytes(data[at : at + 4], "little")
@@ -216,7 +199,6 @@ def decode_numbers(data: bytes, at: int) -> tuple[list[int], int]:
     return out, at
 
 
-@cython.locals(data=bytes, at=cython.Py_ssize_t, end=cython.Py_ssize_t, numbers=list)
 def decode_groups(
     values: Sequence[bytes | None],
 ) -> tuple[list[Numbers], list[bytes | None], list[bytes | None]]:
@@ -224,6 +206,7 @@ def decode_groups(
 
     For None, no group, they are [], None and None.  ValueError if a value is of another version.
     """
+    at: cython.Py_ssize_t
     all_numbers: list[Numbers] = []
     key_rows: list[bytes | None] = []
     results: list[bytes | None] = []
@@ -233,11 +216,11 @@ def decode_groups(
             key_rows.append(None)
             results.append(None)
             continue
-        data = value
+        data: bytes = value
         if data[0] != _VERSION:
             raise ValueError("a group's state is of an unknown version")
         numbers, at = decode_numbers(data, 1)
-        end = at + numbers.pop()
+        end: cython.Py_ssize_t = at + numbers.pop()
         all_numbers.append(numbers)
         key_rows.append(data[at:end])
         results.append(data[end:])
@@ -269,15 +252,15 @@ class NegativeError(ArithmeticError):
     """A value was subtracted that had not been added."""
 
 
-@cython.locals(i=cython.Py_ssize_t, old=list)
 def advance_counts(
     olds: list[Numbers], at: list[int], counts: list[int], news: list[Numbers]
 ) -> list[int]:
     """Merge ``[count]``; return the counts."""
+    i: cython.Py_ssize_t
     out = []
     for i in range(len(counts)):
         count = counts[i]
-        old = olds[i]
+        old: list[int] = olds[i]
         if old:
             count = count + old[at[i]]
             at[i] += 1
@@ -288,7 +271,6 @@ def advance_counts(
     return out
 
 
-@cython.locals(i=cython.Py_ssize_t, old=list, p=cython.Py_ssize_t)
 def advance_ints(
     olds: list[Numbers],
     at: list[int],
@@ -301,13 +283,14 @@ def advance_ints(
 
     OverflowError if an int8 does not hold the sum.
     """
+    i: cython.Py_ssize_t
     out: list[int | str | None] = []
     for i in range(len(counts)):
         count = counts[i]
         total = sums[i]
-        old = olds[i]
+        old: list[int] = olds[i]
         if old:
-            p = at[i]
+            p: cython.Py_ssize_t = at[i]
             count = count + old[p]
             total = total + old[p + 1]
             at[i] = p + 2
@@ -332,15 +315,6 @@ def _average(total: int, scale: int, count: int) -> str:
     return decimals.write(quotient)
 
 
-@cython.locals(
-    i=cython.Py_ssize_t,
-    p=cython.Py_ssize_t,
-    k=cython.Py_ssize_t,
-    end=cython.Py_ssize_t,
-    old=list,
-    new=list,
-    entries=dict,
-)
 def advance_numerics(
     olds: list[Numbers], at: list[int], gathered: list[Numbers], news: list[Numbers], average: bool
 ) -> list[str | None]:
@@ -349,17 +323,19 @@ def advance_numerics(
     There is one entry for each display scale: a sum has the greatest scale present.  Returns sums
     or averages.  OverflowError if Postgres cannot represent the result.
     """
+    i: cython.Py_ssize_t
+    k: cython.Py_ssize_t
     out: list[str | None] = []
     for i in range(len(gathered)):
-        new = gathered[i]
-        old = olds[i]
+        new: list[int] = gathered[i]
+        old: list[int] = olds[i]
         nans, plus, minus = new[1], new[2], new[3]
         entries = {}
         for k in range(4, len(new), 3):
             entries[new[k]] = (new[k + 1], new[k + 2])
         if old:
-            p = at[i]
-            end = p + 4 + 3 * old[p]
+            p: cython.Py_ssize_t = at[i]
+            end: cython.Py_ssize_t = p + 4 + 3 * old[p]
             at[i] = end
             nans, plus, minus = nans + old[p + 1], plus + old[p + 2], minus + old[p + 3]
             for k in range(p + 4, end, 3):
@@ -407,7 +383,6 @@ def _advance_numeric(
     return decimals.write((decimals.SMALL, total, scale))
 
 
-@cython.locals(i=cython.Py_ssize_t, k=cython.Py_ssize_t, p=cython.Py_ssize_t, old=list)
 def advance_floats(
     olds: list[Numbers],
     at: list[int],
@@ -420,13 +395,15 @@ def advance_floats(
 
     ``counts`` are the first five, one list each.  OverflowError if a double cannot hold the sum.
     """
+    i: cython.Py_ssize_t
+    k: cython.Py_ssize_t
     out: list[float | None] = []
     for i in range(len(sums)):
-        old = olds[i]
+        old: list[int] = olds[i]
         own = [column[i] for column in counts]
         total = sums[i]
         if old:
-            p = at[i]
+            p: cython.Py_ssize_t = at[i]
             at[i] = p + 7
             for k in range(5):
                 own[k] += old[p + k]

@@ -1,4 +1,4 @@
-# cython: language_level=3, annotation_typing=False, boundscheck=False, wraparound=False
+# cython: language_level=3, boundscheck=False, wraparound=False
 """Arrow arrays to flat numpy buffers and back, for the inputs and results of all kernels.
 
 No function runs Python code per row.  This module handles slices (a non-zero offset), absent
@@ -137,12 +137,12 @@ def row_count(columns: Sequence[pa.Array]) -> int:
     return n
 
 
-@cython.locals(pieces=list, out=cython.longlong[::1], i=cython.Py_ssize_t, total=cython.longlong)
 def lengths(pieces: list[bytes]) -> Int64s:
     """Return the bounds of consecutive ``pieces``; see ``bounds``."""
+    i: cython.Py_ssize_t
     limits = np.zeros(len(pieces) + 1, np.int64)
-    out = view(limits)
-    total = 0
+    out: cython.longlong[::1] = view(limits)
+    total: cython.longlong = 0
     for i in range(len(pieces)):
         total += len(pieces[i])
         out[i + 1] = total
@@ -158,38 +158,36 @@ def bounds(sizes: Int64s) -> Int64s:
 
 @cython.cfunc
 @cython.exceptval(check=False)
-@cython.returns(cython.void)
-@cython.locals(
-    sizes=cython.const_longlong[::1],
-    out=cython.longlong[::1],
-    i=cython.Py_ssize_t,
-    total=cython.longlong,
-)
-def _sum(sizes: memoryview, out: memoryview) -> None:
-    total = 0
+def _sum(sizes: cython.const_longlong[::1], out: cython.longlong[::1]) -> cython.void:
+    i: cython.Py_ssize_t
+    total: cython.longlong = 0
     for i in range(len(sizes)):
         total += sizes[i]
         out[i + 1] = total
 
 
-@cython.locals(
-    joined=bytes,
-    source=cython.p_const_char,
-    limits=cython.const_longlong[::1],
-    out=list,
-    begin=cython.Py_ssize_t,
-    end=cython.Py_ssize_t,
-    i=cython.Py_ssize_t,
-    n=cython.Py_ssize_t,
-)
-def cut(joined: bytes, limits: memoryview) -> list[bytes]:
+@cython.cfunc
+@cython.exceptval(check=False)
+def size_fixed(
+    valid: cython.const_uchar[::1], sizes: cython.longlong[::1], width: cython.Py_ssize_t
+) -> cython.void:
+    """Add the bytes of each row's value to the size of the row, ``sizes[i + 1]``."""
+    i: cython.Py_ssize_t
+    for i in range(len(valid)):
+        if valid[i]:
+            sizes[i + 1] += width
+
+
+def cut(joined: bytes, limits: cython.const_longlong[::1]) -> list[bytes]:
     """Return the consecutive pieces of ``joined`` between ``limits``, the result of ``bounds``."""
-    n = len(limits) - 1
+    i: cython.Py_ssize_t
+    n: cython.Py_ssize_t = len(limits) - 1
     out = []
-    source = joined  # compiled: a pointer, whose slice is new bytes without a slice object
-    begin = limits[0]
+    # Compiled, ``source`` is a pointer, whose slice is new bytes without a slice object.
+    source: cython.p_const_char = joined
+    begin: cython.Py_ssize_t = limits[0]
     for i in range(n):
-        end = limits[i + 1]
+        end: cython.Py_ssize_t = limits[i + 1]
         out.append(source[begin:end])
         begin = end
     return out

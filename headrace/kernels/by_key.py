@@ -1,4 +1,3 @@
-# mypy: disable-error-code="untyped-decorator"
 """Hot loops of ``collections/by_key.py``: which keys are new, and how their rows differ.
 
 Rows of keys have the form of ``IndexState.scan_many``: positions of keys, ascending; rows; weights.
@@ -11,7 +10,6 @@ import cython
 Found = tuple[list[int], list[bytes], list[int]]
 
 
-@cython.locals(known=dict, keys=list, new=list)
 def touch(known: dict[bytes, int], keys: list[bytes]) -> list[bytes]:
     """Assign numbers to the ``keys`` that are not ``known``; return them, in order."""
     new: list[bytes] = []
@@ -22,37 +20,26 @@ def touch(known: dict[bytes, int], keys: list[bytes]) -> list[bytes]:
     return new
 
 
-@cython.locals(
-    olds=list,
-    old_rows=list,
-    old_weights=list,
-    news=list,
-    new_rows=list,
-    new_weights=list,
-    at=list,
-    rows=list,
-    weights=list,
-    sums=dict,
-    i=cython.Py_ssize_t,
-    j=cython.Py_ssize_t,
-    low=cython.Py_ssize_t,
-    high=cython.Py_ssize_t,
-    key=cython.Py_ssize_t,
-)
 def difference(before: Found, after: Found) -> Found:
     """Subtract ``before`` from ``after``: per key each row once and none with weight 0."""
-    olds, old_rows, old_weights = before
-    news, new_rows, new_weights = after
+    olds: list[int] = before[0]
+    old_rows: list[bytes] = before[1]
+    old_weights: list[int] = before[2]
+    news: list[int] = after[0]
+    new_rows: list[bytes] = after[1]
+    new_weights: list[int] = after[2]
     at: list[int] = []
     rows: list[bytes] = []
     weights: list[int] = []
-    i = j = 0
+    i: cython.Py_ssize_t = 0
+    j: cython.Py_ssize_t = 0
     while i < len(olds) or j < len(news):
         if j == len(news) or (i < len(olds) and olds[i] <= news[j]):
-            key = olds[i]
+            key: cython.Py_ssize_t = olds[i]
         else:
             key = news[j]
-        low, high = i, j
+        low: cython.Py_ssize_t = i
+        high: cython.Py_ssize_t = j
         while low < len(olds) and olds[low] == key:
             low += 1
         while high < len(news) and news[high] == key:
@@ -86,31 +73,21 @@ def difference(before: Found, after: Found) -> Found:
     return at, rows, weights
 
 
-@cython.locals(
-    at=list,
-    rows=list,
-    weights=list,
-    wanted=list,
-    i=cython.Py_ssize_t,
-    end=cython.Py_ssize_t,
-    p=cython.Py_ssize_t,
-    ordered=list,
-    out_at=list,
-    out_rows=list,
-    out_weights=list,
-)
 def least(found: Found, wanted: list[int]) -> Found:
     """Return the first ``wanted`` rows of each key, ordered by length, then bytes.
 
     Sorts ``found`` in place.  REQUIRES: no weight is negative.
     """
-    at, rows, weights = found
+    at: list[int] = found[0]
+    rows: list[bytes] = found[1]
+    weights: list[int] = found[2]
     out_at: list[int] = []
     out_rows: list[bytes] = []
     out_weights: list[int] = []
-    i = 0
+    i: cython.Py_ssize_t = 0
     while i < len(at):
-        key, end = at[i], i + 1
+        key = at[i]
+        end: cython.Py_ssize_t = i + 1
         while end < len(at) and at[end] == key:
             end += 1
         if end - i > 1:

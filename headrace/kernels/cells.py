@@ -1,6 +1,4 @@
-# cython: language_level=3, annotation_typing=False, boundscheck=False, wraparound=False
-# mypy: disable-error-code="no-any-return"
-# The decorators give C types to Cython, the annotations types to mypy (which sees Any there).
+# cython: language_level=3, boundscheck=False, wraparound=False
 """Positions of values in the bytes of row messages, and columns made from them."""
 
 from __future__ import annotations
@@ -53,19 +51,13 @@ def _column(source: buffers.Bytes, places: buffers.Int64s, sizes: buffers.Offset
 
 @cython.cfunc
 @cython.exceptval(check=False)
-@cython.returns(cython.longlong)
-@cython.locals(
-    sizes=cython.const_int[::1],
-    starts=cython.int[::1],
-    valid=cython.uchar[::1],
-    i=cython.Py_ssize_t,
-    n=cython.Py_ssize_t,
-    total=cython.longlong,
-)
-def _measure(sizes: memoryview, starts: memoryview, valid: memoryview) -> int:
+def _measure(
+    sizes: cython.const_int[::1], starts: cython.int[::1], valid: cython.uchar[::1]
+) -> cython.longlong:
     """Fill ``starts`` and ``valid`` from the sizes; return the bytes needed."""
-    n = len(sizes)
-    total = 0
+    i: cython.Py_ssize_t
+    n: cython.Py_ssize_t = len(sizes)
+    total: cython.longlong = 0
     for i in range(n):
         starts[i] = total
         if sizes[i] >= 0:
@@ -79,26 +71,20 @@ def _measure(sizes: memoryview, starts: memoryview, valid: memoryview) -> int:
 
 @cython.cfunc
 @cython.exceptval(check=False)
-@cython.returns(cython.void)
-@cython.locals(
-    data=cython.const_uchar[::1],
-    places=cython.const_longlong[::1],
-    starts=cython.const_int[::1],
-    content=cython.uchar[::1],
-    i=cython.Py_ssize_t,
-    n=cython.Py_ssize_t,
-    p=cython.Py_ssize_t,
-    q=cython.Py_ssize_t,
-    end=cython.Py_ssize_t,
-)
-def _gather(data: memoryview, places: memoryview, starts: memoryview, content: memoryview) -> None:
+def _gather(
+    data: cython.const_uchar[::1],
+    places: cython.const_longlong[::1],
+    starts: cython.const_int[::1],
+    content: cython.uchar[::1],
+) -> cython.void:
     """Copy every value to its place; slots without a value have no bytes."""
-    n = len(places)
+    i: cython.Py_ssize_t
+    n: cython.Py_ssize_t = len(places)
     for i in range(n):
-        q = starts[i]
-        end = starts[i + 1]
+        q: cython.Py_ssize_t = starts[i]
+        end: cython.Py_ssize_t = starts[i + 1]
         if q < end:
-            p = places[i]
+            p: cython.Py_ssize_t = places[i]
             while q < end:
                 content[q] = data[p]
                 p += 1

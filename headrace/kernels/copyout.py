@@ -1,5 +1,5 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
-# mypy: disable-error-code="attr-defined,has-type,name-defined,no-any-return,untyped-decorator"
+# mypy: disable-error-code="name-defined"
 # ruff: noqa: F821  Get and Free are types of copyout.pxd
 """Reads many messages of COPY data at once, since libpq returns one row per call.
 
@@ -18,44 +18,34 @@ from cython.cimports.libc.stdlib import realloc
 from cython.cimports.libc.string import memcpy
 
 
-@cython.locals(
-    get=cython.size_t,
-    free=cython.size_t,
-    connection=cython.size_t,
-    size=cython.Py_ssize_t,
-    rows=cython.Py_ssize_t,
-    get_message=Get,
-    free_message=Free,
-    message=cython.p_char,
-    out=cython.p_char,
-    grown=cython.p_char,
-    used=cython.Py_ssize_t,
-    room=cython.Py_ssize_t,
-    length=cython.int,
-    full=cython.bint,
-)
-def read(get: int, free: int, connection: int, size: int, rows: int) -> tuple[bytes, int]:
+def read(
+    get: cython.size_t,
+    free: cython.size_t,
+    connection: cython.size_t,
+    size: cython.Py_ssize_t,
+    rows: cython.Py_ssize_t,
+) -> tuple[bytes, int]:
     """Read messages of COPY data until there are ``size`` bytes or ``rows`` messages.
 
     ``get``, ``free``: addresses of ``PQgetCopyData`` and ``PQfreemem``.  Returns the bytes, and
     the last result of ``PQgetCopyData``: above 0: there may be more, -1: end, -2: error.
     """
-    get_message = cython.cast(Get, get)
-    free_message = cython.cast(Free, free)
-    out = cython.NULL
-    used = 0
-    room = 0
-    length = 1
-    full = False
+    get_message: Get = cython.cast(Get, get)
+    free_message: Free = cython.cast(Free, free)
+    out: cython.p_char = cython.NULL
+    used: cython.Py_ssize_t = 0
+    room: cython.Py_ssize_t = 0
+    length: cython.int = 1
+    full: cython.bint = False
     with cython.nogil:
         while used < size and rows > 0:
-            message = cython.NULL
+            message: cython.p_char = cython.NULL
             length = get_message(cython.cast(cython.p_void, connection), cython.address(message), 0)
             if length <= 0:
                 break
             if used + length > room:
                 room = max(used + length, 2 * room, 65536)
-                grown = cython.cast(cython.p_char, realloc(out, room))
+                grown: cython.p_char = cython.cast(cython.p_char, realloc(out, room))
                 if grown == cython.NULL:
                     full = True
                     free_message(message)

@@ -1,6 +1,4 @@
-# cython: language_level=3, annotation_typing=False, boundscheck=False, wraparound=False
-# mypy: disable-error-code="no-any-return"
-# The decorators give C types to Cython, the annotations types to mypy (which sees Any there).
+# cython: language_level=3, boundscheck=False, wraparound=False
 r"""COPY text format and array literals: many values through one connection at once.
 
 Source: Postgres manual, COPY, "Text Format": rows end with a newline, columns are separated by
@@ -110,28 +108,22 @@ def array_literal(column: pa.StringArray) -> str:
 
 @cython.cfunc
 @cython.exceptval(check=False)
-@cython.returns(cython.bint)
-@cython.locals(
-    data=cython.const_uchar[::1],
-    fields=cython.longlong[::1],
-    lines=cython.Py_ssize_t,
-    ncols=cython.Py_ssize_t,
-    p=cython.Py_ssize_t,
-    size=cython.Py_ssize_t,
-    line=cython.Py_ssize_t,
-    column=cython.Py_ssize_t,
-    at=cython.Py_ssize_t,
-    c=cython.int,
-)
-def _find_fields(data: memoryview, fields: memoryview, lines: int, ncols: int) -> bool:
+def _find_fields(
+    data: cython.const_uchar[::1],
+    fields: cython.longlong[::1],
+    lines: cython.Py_ssize_t,
+    ncols: cython.Py_ssize_t,
+) -> cython.bint:
     """Find begin and end of each field; tabs and newlines inside values are always escaped."""
-    size = len(data)
-    p = 0
-    at = 0
+    line: cython.Py_ssize_t
+    column: cython.Py_ssize_t
+    size: cython.Py_ssize_t = len(data)
+    p: cython.Py_ssize_t = 0
+    at: cython.Py_ssize_t = 0
     for line in range(lines):
         for column in range(ncols):
             fields[at] = p
-            c = data[p]
+            c: cython.int = data[p]
             while c != 9 and c != 10:
                 p += 1
                 c = data[p]  # in bounds: the data ends with a newline
@@ -147,9 +139,7 @@ def _find_fields(data: memoryview, fields: memoryview, lines: int, ncols: int) -
 
 @cython.cfunc
 @cython.exceptval(check=False)
-@cython.returns(cython.int)
-@cython.locals(c=cython.int)
-def _unescaped(c: int) -> int:
+def _unescaped(c: cython.int) -> cython.int:
     """Return the byte for backslash and ``c``, or -1."""
     if c == 92:
         return 92
@@ -170,9 +160,7 @@ def _unescaped(c: int) -> int:
 
 @cython.cfunc
 @cython.exceptval(check=False)
-@cython.returns(cython.int)
-@cython.locals(c=cython.int)
-def _escaped(c: int) -> int:
+def _escaped(c: cython.int) -> cython.int:
     """Return the letter that escapes ``c`` after a backslash, or 0 if ``c`` needs no escape."""
     if c == 92:
         return 92
@@ -193,39 +181,25 @@ def _escaped(c: int) -> int:
 
 @cython.cfunc
 @cython.exceptval(check=False)
-@cython.returns(cython.Py_ssize_t)
-@cython.locals(
-    data=cython.const_uchar[::1],
-    begin=cython.const_longlong[::1],
-    end=cython.const_longlong[::1],
-    content=cython.uchar[::1],
-    starts=cython.int[::1],
-    valid=cython.uchar[::1],
-    i=cython.Py_ssize_t,
-    n=cython.Py_ssize_t,
-    p=cython.Py_ssize_t,
-    q=cython.Py_ssize_t,
-    last=cython.Py_ssize_t,
-    c=cython.int,
-)
 def _unescape(
-    data: memoryview,
-    begin: memoryview,
-    end: memoryview,
-    content: memoryview,
-    starts: memoryview,
-    valid: memoryview,
-) -> int:
-    n = len(valid)
-    p = 0
+    data: cython.const_uchar[::1],
+    begin: cython.const_longlong[::1],
+    end: cython.const_longlong[::1],
+    content: cython.uchar[::1],
+    starts: cython.int[::1],
+    valid: cython.uchar[::1],
+) -> cython.Py_ssize_t:
+    i: cython.Py_ssize_t
+    n: cython.Py_ssize_t = len(valid)
+    p: cython.Py_ssize_t = 0
     for i in range(n):
-        q = begin[i]
-        last = end[i]
+        q: cython.Py_ssize_t = begin[i]
+        last: cython.Py_ssize_t = end[i]
         if last - q == 2 and data[q] == 92 and data[q + 1] == 78:
             valid[i] = 0
             q = last
         while q < last:
-            c = data[q]
+            c: cython.int = data[q]
             q += 1
             if c == 92:
                 c = _unescaped(data[q]) if q < last else -1
@@ -240,26 +214,20 @@ def _unescape(
 
 @cython.cfunc
 @cython.exceptval(check=False)
-@cython.returns(cython.void)
-@cython.locals(
-    data=cython.const_uchar[::1],
-    offsets=cython.const_int[::1],
-    valid=cython.const_uchar[::1],
-    sizes=cython.longlong[::1],
-    i=cython.Py_ssize_t,
-    n=cython.Py_ssize_t,
-    q=cython.Py_ssize_t,
-    size=cython.longlong,
-)
 def _size_escaped(
-    data: memoryview, offsets: memoryview, valid: memoryview, sizes: memoryview
-) -> None:
-    n = len(valid)
+    data: cython.const_uchar[::1],
+    offsets: cython.const_int[::1],
+    valid: cython.const_uchar[::1],
+    sizes: cython.longlong[::1],
+) -> cython.void:
+    i: cython.Py_ssize_t
+    q: cython.Py_ssize_t
+    n: cython.Py_ssize_t = len(valid)
     for i in range(n):
         if not valid[i]:
             sizes[i] += 2
             continue
-        size = offsets[i + 1] - offsets[i]
+        size: cython.longlong = offsets[i + 1] - offsets[i]
         for q in range(offsets[i], offsets[i + 1]):
             if _escaped(data[q]):
                 size += 1
@@ -268,36 +236,23 @@ def _size_escaped(
 
 @cython.cfunc
 @cython.exceptval(check=False)
-@cython.returns(cython.void)
-@cython.locals(
-    out=cython.uchar[::1],
-    cursor=cython.longlong[::1],
-    data=cython.const_uchar[::1],
-    offsets=cython.const_int[::1],
-    valid=cython.const_uchar[::1],
-    after=cython.uchar,
-    i=cython.Py_ssize_t,
-    n=cython.Py_ssize_t,
-    p=cython.Py_ssize_t,
-    q=cython.Py_ssize_t,
-    c=cython.uchar,
-    letter=cython.int,
-)
 def _escape(
-    out: memoryview,
-    cursor: memoryview,
-    data: memoryview,
-    offsets: memoryview,
-    valid: memoryview,
-    after: int,
-) -> None:
-    n = len(valid)
+    out: cython.uchar[::1],
+    cursor: cython.longlong[::1],
+    data: cython.const_uchar[::1],
+    offsets: cython.const_int[::1],
+    valid: cython.const_uchar[::1],
+    after: cython.uchar,
+) -> cython.void:
+    i: cython.Py_ssize_t
+    q: cython.Py_ssize_t
+    n: cython.Py_ssize_t = len(valid)
     for i in range(n):
-        p = cursor[i]
+        p: cython.Py_ssize_t = cursor[i]
         if valid[i]:
             for q in range(offsets[i], offsets[i + 1]):
-                c = data[q]
-                letter = _escaped(c)
+                c: cython.uchar = data[q]
+                letter: cython.int = _escaped(c)
                 if letter:
                     out[p] = 92
                     p += 1
@@ -314,22 +269,17 @@ def _escape(
 
 @cython.cfunc
 @cython.exceptval(check=False)
-@cython.returns(cython.Py_ssize_t)
-@cython.locals(
-    out=cython.uchar[::1],
-    data=cython.const_uchar[::1],
-    offsets=cython.const_int[::1],
-    valid=cython.const_uchar[::1],
-    i=cython.Py_ssize_t,
-    n=cython.Py_ssize_t,
-    p=cython.Py_ssize_t,
-    q=cython.Py_ssize_t,
-    c=cython.uchar,
-)
-def _literal(out: memoryview, data: memoryview, offsets: memoryview, valid: memoryview) -> int:
-    n = len(valid)
+def _literal(
+    out: cython.uchar[::1],
+    data: cython.const_uchar[::1],
+    offsets: cython.const_int[::1],
+    valid: cython.const_uchar[::1],
+) -> cython.Py_ssize_t:
+    i: cython.Py_ssize_t
+    q: cython.Py_ssize_t
+    n: cython.Py_ssize_t = len(valid)
     out[0] = 123
-    p = 1
+    p: cython.Py_ssize_t = 1
     for i in range(n):
         if i:
             out[p] = 44
@@ -344,7 +294,7 @@ def _literal(out: memoryview, data: memoryview, offsets: memoryview, valid: memo
         out[p] = 34
         p += 1
         for q in range(offsets[i], offsets[i + 1]):
-            c = data[q]
+            c: cython.uchar = data[q]
             if c == 34 or c == 92:
                 out[p] = 92
                 p += 1

@@ -1,6 +1,6 @@
-# cython: language_level=3, annotation_typing=False, boundscheck=False, wraparound=False
+# cython: language_level=3, boundscheck=False, wraparound=False
 # mypy: disable-error-code="no-any-return"
-# The decorators give C types to Cython, the annotations types to mypy (which sees Any there).
+# C types are annotations, which mypy sees as Any.
 """Dates, times and timestamps: Postgres text to microseconds (days, for a date) and back."""
 
 from __future__ import annotations
@@ -19,26 +19,21 @@ _DAY = cython.declare(cython.longlong, 86400000000)
 KINDS = {DATE: 0, TIMESTAMP: 1, TIMESTAMPTZ: 2, TIME: 3}
 
 
-@cython.locals(
-    data=cython.const_uchar[::1],
-    offsets=cython.const_int[::1],
-    valid=cython.const_uchar[::1],
-    out=cython.longlong[::1],
-    kind=cython.int,
-    i=cython.Py_ssize_t,
-    n=cython.Py_ssize_t,
-    value=cython.longlong,
-)
 def parse(
-    data: memoryview, offsets: memoryview, valid: memoryview, out: memoryview, kind: int
+    data: cython.const_uchar[::1],
+    offsets: cython.const_int[::1],
+    valid: cython.const_uchar[::1],
+    out: cython.longlong[::1],
+    kind: cython.int,
 ) -> bool:
     """Parse all rows; return whether each is well formed.  ``kind`` as in ``KINDS``."""
-    n = len(out)
+    i: cython.Py_ssize_t
+    n: cython.Py_ssize_t = len(out)
     for i in range(n):
         if not valid[i]:
             continue
         if kind == 3:
-            value = _read_time(data, offsets[i], offsets[i + 1])
+            value: cython.longlong = _read_time(data, offsets[i], offsets[i + 1])
         else:
             value = _read_timestamp(data, offsets[i], offsets[i + 1], kind)
         if value == _BAD:
@@ -50,12 +45,10 @@ def parse(
 @cython.cfunc
 @cython.inline
 @cython.exceptval(check=False)
-@cython.returns(cython.int)
-@cython.locals(data=cython.const_uchar[::1], p=cython.Py_ssize_t, a=cython.int, b=cython.int)
-def _two(data: memoryview, p: int) -> int:
+def _two(data: cython.const_uchar[::1], p: cython.Py_ssize_t) -> cython.int:
     """Read the two digits at ``p``; -1 if malformed.  REQUIRES: both bytes exist."""
-    a = data[p] - 48
-    b = data[p + 1] - 48
+    a: cython.int = data[p] - 48
+    b: cython.int = data[p + 1] - 48
     if a < 0 or a > 9 or b < 0 or b > 9:
         return -1
     return a * 10 + b
@@ -63,36 +56,26 @@ def _two(data: memoryview, p: int) -> int:
 
 @cython.cfunc
 @cython.exceptval(check=False)
-@cython.returns(cython.longlong)
-@cython.locals(
-    data=cython.const_uchar[::1],
-    p=cython.Py_ssize_t,
-    end=cython.Py_ssize_t,
-    hour=cython.int,
-    minute=cython.int,
-    second=cython.int,
-    digit=cython.int,
-    scale=cython.longlong,
-    micros=cython.longlong,
-)
-def _read_time(data: memoryview, p: int, end: int) -> int:
+def _read_time(
+    data: cython.const_uchar[::1], p: cython.Py_ssize_t, end: cython.Py_ssize_t
+) -> cython.longlong:
     """Read ``HH:MM:SS[.f{1,6}]`` as microseconds; ``_BAD`` if malformed."""
     if end - p < 8 or data[p + 2] != 58 or data[p + 5] != 58:
         return _BAD
-    hour = _two(data, p)
-    minute = _two(data, p + 3)
-    second = _two(data, p + 6)
+    hour: cython.int = _two(data, p)
+    minute: cython.int = _two(data, p + 3)
+    second: cython.int = _two(data, p + 6)
     if hour < 0 or hour > 24 or minute < 0 or minute > 59 or second < 0 or second > 59:
         return _BAD
-    micros = 0
+    micros: cython.longlong = 0
     p += 8
     if p < end:
         if data[p] != 46 or end - p < 2 or end - p > 7:
             return _BAD
-        scale = 100000
+        scale: cython.longlong = 100000
         p += 1
         while p < end:
-            digit = data[p] - 48
+            digit: cython.int = data[p] - 48
             if digit < 0 or digit > 9:
                 return _BAD
             micros += digit * scale
@@ -106,17 +89,11 @@ def _read_time(data: memoryview, p: int, end: int) -> int:
 
 @cython.cfunc
 @cython.exceptval(check=False)
-@cython.returns(cython.longlong)
-@cython.locals(
-    data=cython.const_uchar[::1],
-    p=cython.Py_ssize_t,
-    end=cython.Py_ssize_t,
-    length=cython.Py_ssize_t,
-    kind=cython.int,
-)
-def _read_infinity(data: memoryview, p: int, end: int, kind: int) -> int:
+def _read_infinity(
+    data: cython.const_uchar[::1], p: cython.Py_ssize_t, end: cython.Py_ssize_t, kind: cython.int
+) -> cython.longlong:
     """Read ``infinity`` or ``-infinity`` at ``p``; ``_BAD`` otherwise."""
-    length = end - p
+    length: cython.Py_ssize_t = end - p
     if data[p] == 45:
         if length == 9 and data[p + 1] == 105 and data[end - 1] == 121:
             return _DATE_LEAST if kind == 0 else _LEAST
@@ -127,50 +104,37 @@ def _read_infinity(data: memoryview, p: int, end: int, kind: int) -> int:
 
 @cython.cfunc
 @cython.exceptval(check=False)
-@cython.returns(cython.longlong)
-@cython.locals(
-    data=cython.const_uchar[::1],
-    p=cython.Py_ssize_t,
-    end=cython.Py_ssize_t,
-    start=cython.Py_ssize_t,
-    kind=cython.int,
-    year=cython.longlong,
-    month=cython.int,
-    day=cython.int,
-    digit=cython.int,
-    bc=cython.bint,
-    days=cython.longlong,
-    micros=cython.longlong,
-)
-def _read_timestamp(data: memoryview, p: int, end: int, kind: int) -> int:
+def _read_timestamp(
+    data: cython.const_uchar[::1], p: cython.Py_ssize_t, end: cython.Py_ssize_t, kind: cython.int
+) -> cython.longlong:
     """Read a date as days or a timestamp as microseconds; ``_BAD`` if malformed."""
     if end - p < 8:
         return _BAD
     if data[p] == 105 or data[p] == 45:
         return _read_infinity(data, p, end, kind)
-    bc = data[end - 1] == 67
+    bc: cython.bint = data[end - 1] == 67
     if bc:  # " BC"
         if data[end - 2] != 66 or data[end - 3] != 32:
             return _BAD
         end -= 3
-    start = p
-    year = 0
+    start: cython.Py_ssize_t = p
+    year: cython.longlong = 0
     while p < end and data[p] != 45:
-        digit = data[p] - 48
+        digit: cython.int = data[p] - 48
         if digit < 0 or digit > 9 or p - start > 6:
             return _BAD
         year = year * 10 + digit
         p += 1
     if p - start < 4 or year == 0 or end - p < 6 or data[p + 3] != 45:
         return _BAD
-    month = _two(data, p + 1)
-    day = _two(data, p + 4)
+    month: cython.int = _two(data, p + 1)
+    day: cython.int = _two(data, p + 4)
     p += 6
     if bc:
         year = 1 - year
     if month < 1 or month > 12 or day < 1 or day > _month_days(year, month):
         return _BAD
-    days = _days(year, month, day)
+    days: cython.longlong = _days(year, month, day)
     if days < -2451545 or days >= 2145031949:
         return _BAD
     if kind == 0:
@@ -181,7 +145,7 @@ def _read_timestamp(data: memoryview, p: int, end: int, kind: int) -> int:
         end -= 3
     if p == end or data[p] != 32 or days >= 106751983:
         return _BAD
-    micros = _read_time(data, p + 1, end)
+    micros: cython.longlong = _read_time(data, p + 1, end)
     if micros < 0:
         return micros
     return days * _DAY + micros
@@ -189,9 +153,7 @@ def _read_timestamp(data: memoryview, p: int, end: int, kind: int) -> int:
 
 @cython.cfunc
 @cython.exceptval(check=False)
-@cython.returns(cython.int)
-@cython.locals(year=cython.longlong, month=cython.int)
-def _month_days(year: int, month: int) -> int:
+def _month_days(year: cython.longlong, month: cython.int) -> cython.int:
     if month == 2:
         if year % 4 == 0 and (year % 100 != 0 or year % 400 == 0):
             return 29
@@ -203,50 +165,35 @@ def _month_days(year: int, month: int) -> int:
 
 @cython.cfunc
 @cython.exceptval(check=False)
-@cython.returns(cython.longlong)
-@cython.locals(
-    year=cython.longlong,
-    month=cython.int,
-    day=cython.int,
-    era=cython.longlong,
-    of_era=cython.longlong,
-    of_year=cython.longlong,
-)
-def _days(year: int, month: int, day: int) -> int:
+def _days(year: cython.longlong, month: cython.int, day: cython.int) -> cython.longlong:
     """Return the days from 2000-01-01 to a proleptic Gregorian date.
 
     Source: Hinnant, "chrono-Compatible Low-Level Date Algorithms"; years start in March.
     """
     if month <= 2:
         year -= 1
-    era = year // 400
-    of_era = year - era * 400
-    of_year = (153 * (month - 3 if month > 2 else month + 9) + 2) // 5 + day - 1
+    era: cython.longlong = year // 400
+    of_era: cython.longlong = year - era * 400
+    of_year: cython.longlong = (153 * (month - 3 if month > 2 else month + 9) + 2) // 5 + day - 1
     return era * 146097 + of_era * 365 + of_era // 4 - of_era // 100 + of_year - 730425
 
 
-@cython.locals(
-    values=cython.const_longlong[::1],
-    valid=cython.const_uchar[::1],
-    content=cython.uchar[::1],
-    starts=cython.int[::1],
-    kind=cython.int,
-    i=cython.Py_ssize_t,
-    n=cython.Py_ssize_t,
-    p=cython.Py_ssize_t,
-    value=cython.longlong,
-)
 def render(
-    values: memoryview, valid: memoryview, content: memoryview, starts: memoryview, kind: int
+    values: cython.const_longlong[::1],
+    valid: cython.const_uchar[::1],
+    content: cython.uchar[::1],
+    starts: cython.int[::1],
+    kind: cython.int,
 ) -> int:
     """Write all rows; return the bytes used, or -1 if a value is outside its type's range."""
-    n = len(values)
-    p = 0
+    i: cython.Py_ssize_t
+    n: cython.Py_ssize_t = len(values)
+    p: cython.Py_ssize_t = 0
     for i in range(n):
         starts[i] = p
         if not valid[i]:
             continue
-        value = values[i]
+        value: cython.longlong = values[i]
         if kind == 3:
             if value < 0 or value > _DAY:
                 return -1
@@ -262,17 +209,11 @@ def render(
 @cython.cfunc
 @cython.inline
 @cython.exceptval(check=False)
-@cython.returns(cython.Py_ssize_t)
-@cython.locals(
-    content=cython.uchar[::1],
-    p=cython.Py_ssize_t,
-    q=cython.Py_ssize_t,
-    value=cython.longlong,
-    width=cython.int,
-)
-def _write_digits(content: memoryview, p: int, value: int, width: int) -> int:
+def _write_digits(
+    content: cython.uchar[::1], p: cython.Py_ssize_t, value: cython.longlong, width: cython.int
+) -> cython.Py_ssize_t:
     """Write ``value`` >= 0 in exactly ``width`` digits."""
-    q = p + width
+    q: cython.Py_ssize_t = p + width
     while q > p:
         q -= 1
         content[q] = 48 + value % 10
@@ -282,17 +223,11 @@ def _write_digits(content: memoryview, p: int, value: int, width: int) -> int:
 
 @cython.cfunc
 @cython.exceptval(check=False)
-@cython.returns(cython.Py_ssize_t)
-@cython.locals(
-    content=cython.uchar[::1],
-    p=cython.Py_ssize_t,
-    micros=cython.longlong,
-    fraction=cython.longlong,
-    seconds=cython.longlong,
-)
-def _write_time(content: memoryview, p: int, micros: int) -> int:
-    seconds = micros // 1000000
-    fraction = micros % 1000000
+def _write_time(
+    content: cython.uchar[::1], p: cython.Py_ssize_t, micros: cython.longlong
+) -> cython.Py_ssize_t:
+    seconds: cython.longlong = micros // 1000000
+    fraction: cython.longlong = micros % 1000000
     p = _write_digits(content, p, seconds // 3600, 2)
     content[p] = 58
     p = _write_digits(content, p + 1, seconds // 60 % 60, 2)
@@ -308,24 +243,16 @@ def _write_time(content: memoryview, p: int, micros: int) -> int:
 
 @cython.cfunc
 @cython.exceptval(check=False)
-@cython.returns(cython.Py_ssize_t)
-@cython.locals(
-    content=cython.uchar[::1],
-    p=cython.Py_ssize_t,
-    i=cython.Py_ssize_t,
-    value=cython.longlong,
-    kind=cython.int,
-    days=cython.longlong,
-    micros=cython.longlong,
-)
-def _write_timestamp(content: memoryview, p: int, value: int, kind: int) -> int:
+def _write_timestamp(
+    content: cython.uchar[::1], p: cython.Py_ssize_t, value: cython.longlong, kind: cython.int
+) -> cython.Py_ssize_t:
     """Write a date or timestamp at ``p``; return the new position, or -1 if out of range."""
     if value == (2147483647 if kind == 0 else _GREATEST):
         return _write_word(content, p, b"infinity")
     if value == (_DATE_LEAST if kind == 0 else _LEAST):
         return _write_word(content, p, b"-infinity")
-    days = value
-    micros = 0
+    days: cython.longlong = value
+    micros: cython.longlong = 0
     if kind != 0:
         days = value // _DAY
         micros = value - days * _DAY
@@ -336,14 +263,10 @@ def _write_timestamp(content: memoryview, p: int, value: int, kind: int) -> int:
 
 @cython.cfunc
 @cython.exceptval(check=False)
-@cython.returns(cython.Py_ssize_t)
-@cython.locals(
-    content=cython.uchar[::1],
-    p=cython.Py_ssize_t,
-    word=cython.const_uchar[::1],
-    i=cython.Py_ssize_t,
-)
-def _write_word(content: memoryview, p: int, word: bytes) -> int:
+def _write_word(
+    content: cython.uchar[::1], p: cython.Py_ssize_t, word: cython.const_uchar[::1]
+) -> cython.Py_ssize_t:
+    i: cython.Py_ssize_t
     for i in range(len(word)):
         content[p + i] = word[i]
     return p + len(word)
@@ -351,37 +274,31 @@ def _write_word(content: memoryview, p: int, word: bytes) -> int:
 
 @cython.cfunc
 @cython.exceptval(check=False)
-@cython.returns(cython.Py_ssize_t)
-@cython.locals(
-    content=cython.uchar[::1],
-    p=cython.Py_ssize_t,
-    days=cython.longlong,
-    micros=cython.longlong,
-    kind=cython.int,
-    era=cython.longlong,
-    day=cython.longlong,
-    year=cython.longlong,
-    month=cython.longlong,
-    bc=cython.bint,
-    width=cython.int,
-)
-def _write_civil(content: memoryview, p: int, days: int, micros: int, kind: int) -> int:
+def _write_civil(
+    content: cython.uchar[::1],
+    p: cython.Py_ssize_t,
+    days: cython.longlong,
+    micros: cython.longlong,
+    kind: cython.int,
+) -> cython.Py_ssize_t:
     """Write the date of ``days`` (the inverse of ``_days``), then time and zone."""
     days += 730425
-    era = days // 146097
-    day = days - era * 146097
-    year = (day - day // 1460 + day // 36524 - day // 146096) // 365
+    era: cython.longlong = days // 146097
+    day: cython.longlong = days - era * 146097
+    year: cython.longlong = (day - day // 1460 + day // 36524 - day // 146096) // 365
     day = day - (365 * year + year // 4 - year // 100)
     year += era * 400
-    month = (5 * day + 2) // 153
+    month: cython.longlong = (5 * day + 2) // 153
     day = day - (153 * month + 2) // 5 + 1
     month = month + 3 if month < 10 else month - 9
     if month <= 2:
         year += 1
-    bc = year <= 0
+    bc: cython.bint = year <= 0
     if bc:
         year = 1 - year
-    width = 4 if year < 10000 else (5 if year < 100000 else (6 if year < 1000000 else 7))
+    width: cython.int = (
+        4 if year < 10000 else (5 if year < 100000 else (6 if year < 1000000 else 7))
+    )
     p = _write_digits(content, p, year, width)
     content[p] = 45
     p = _write_digits(content, p + 1, month, 2)

@@ -1,5 +1,6 @@
 # cython: language_level=3, annotation_typing=False, boundscheck=False, wraparound=False
 # mypy: disable-error-code="no-any-return"
+# Annotations are not C types here: numbers are Python integers of any size.
 """Exact arithmetic on Postgres numerics in Python integers, with Postgres' display scale.
 
 NaN and the infinities follow Postgres 14 and later.  ``OverflowError`` is a value that Postgres

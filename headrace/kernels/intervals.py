@@ -1,6 +1,6 @@
-# cython: language_level=3, annotation_typing=False, boundscheck=False, wraparound=False
+# cython: language_level=3, boundscheck=False, wraparound=False
 # mypy: disable-error-code="no-any-return"
-# The decorators give C types to Cython, the annotations types to mypy (which sees Any there).
+# C types are annotations, which mypy sees as Any.
 """Keys of intervals, in the order of Postgres' interval_cmp: a month is 30 days, a day 24 hours."""
 
 from __future__ import annotations
@@ -14,22 +14,17 @@ _HOUR = cython.declare(cython.longlong, 3600000000)
 _HOURS_MAX = cython.declare(cython.longlong, 2562047788)
 
 
-@cython.locals(
-    data=cython.const_uchar[::1],
-    offsets=cython.const_int[::1],
-    valid=cython.const_uchar[::1],
-    out=cython.uchar[::1],
-    starts=cython.longlong[::1],
-    i=cython.Py_ssize_t,
-    n=cython.Py_ssize_t,
-    p=cython.Py_ssize_t,
-)
 def key_contents(
-    data: memoryview, offsets: memoryview, valid: memoryview, out: memoryview, starts: memoryview
+    data: cython.const_uchar[::1],
+    offsets: cython.const_int[::1],
+    valid: cython.const_uchar[::1],
+    out: cython.uchar[::1],
+    starts: cython.longlong[::1],
 ) -> int:
     """Write a column's keys, 13 bytes each; return the bytes used, or -1 if a text is malformed."""
-    n = len(valid)
-    p = 0
+    i: cython.Py_ssize_t
+    n: cython.Py_ssize_t = len(valid)
+    p: cython.Py_ssize_t = 0
     for i in range(n):
         starts[i] = p
         if valid[i]:
@@ -42,38 +37,30 @@ def key_contents(
 
 @cython.cfunc
 @cython.exceptval(check=False)
-@cython.returns(cython.bint)
-@cython.locals(
-    data=cython.const_uchar[::1],
-    out=cython.uchar[::1],
-    q=cython.Py_ssize_t,
-    end=cython.Py_ssize_t,
-    p=cython.Py_ssize_t,
-    start=cython.Py_ssize_t,
-    days=cython.longlong,
-    micros=cython.longlong,
-    value=cython.longlong,
-    negative=cython.bint,
-    unit=cython.int,
-)
-def _key_interval(data: memoryview, q: int, end: int, out: memoryview, p: int) -> bool:
+def _key_interval(
+    data: cython.const_uchar[::1],
+    q: cython.Py_ssize_t,
+    end: cython.Py_ssize_t,
+    out: cython.uchar[::1],
+    p: cython.Py_ssize_t,
+) -> cython.bint:
     """Write the key of one interval (IntervalStyle postgres) at ``p``; False if malformed.
 
     Eight bytes of whole days and five of the remaining microseconds, as in Postgres' interval_cmp.
     """
-    days = 0
-    micros = 0
+    days: cython.longlong = 0
+    micros: cython.longlong = 0
     if q == end:
         return False
     if data[end - 1] == 121 and _infinite(data, q, end):
         _put_interval(out, p, -_GREATEST if data[q] == 45 else _GREATEST, 0)
         return True
     while q < end:
-        negative = data[q] == 45
+        negative: cython.bint = data[q] == 45
         if negative or data[q] == 43:
             q += 1
-        start = q
-        value = 0
+        start: cython.Py_ssize_t = q
+        value: cython.longlong = 0
         while q < end and 48 <= data[q] <= 57:
             if q - start > 9:
                 return False
@@ -88,7 +75,7 @@ def _key_interval(data: memoryview, q: int, end: int, out: memoryview, p: int) -
             if not negative:
                 micros = -micros
             break
-        unit = data[q + 1] if data[q] == 32 and q + 1 < end else 0
+        unit: cython.int = data[q + 1] if data[q] == 32 and q + 1 < end else 0
         if unit == 121:
             value *= 360
         elif unit == 109:
@@ -107,25 +94,19 @@ def _key_interval(data: memoryview, q: int, end: int, out: memoryview, p: int) -
 
 @cython.cfunc
 @cython.exceptval(check=False)
-@cython.returns(cython.bint)
-@cython.locals(
-    data=cython.const_uchar[::1],
-    q=cython.Py_ssize_t,
-    end=cython.Py_ssize_t,
-    j=cython.Py_ssize_t,
-    word=cython.const_uchar[::1],
-)
-def _infinite(data: memoryview, q: int, end: int) -> bool:
+def _infinite(
+    data: cython.const_uchar[::1], q: cython.Py_ssize_t, end: cython.Py_ssize_t
+) -> cython.bint:
     """Return whether the text is ``infinity`` or ``-infinity`` (Postgres 17 and later).
 
     Finite intervals end in ``y`` too: ``1 mon 1 day``.
     """
-    word = b"infinity"
+    word: cython.const_uchar[::1] = b"infinity"
     if data[q] == 45:
         q += 1
     if end - q != 8:
         return False
-    j = 0
+    j: cython.Py_ssize_t = 0
     while j < 8 and data[q + j] == word[j]:
         j += 1
     return j == 8
@@ -133,12 +114,11 @@ def _infinite(data: memoryview, q: int, end: int) -> bool:
 
 @cython.cfunc
 @cython.exceptval(check=False)
-@cython.returns(cython.bint)
-@cython.locals(
-    data=cython.const_uchar[::1], q=cython.Py_ssize_t, end=cython.Py_ssize_t, j=cython.Py_ssize_t
-)
-def _clock_good(data: memoryview, q: int, end: int) -> bool:
+def _clock_good(
+    data: cython.const_uchar[::1], q: cython.Py_ssize_t, end: cython.Py_ssize_t
+) -> cython.bint:
     """Return whether the text from ``q`` to the end is ``:MM:SS[.f{1,6}]``."""
+    j: cython.Py_ssize_t
     if end - q != 6 and (end - q < 8 or end - q > 13):
         return False
     for j in range(q, end):
@@ -155,25 +135,20 @@ def _clock_good(data: memoryview, q: int, end: int) -> bool:
 
 @cython.cfunc
 @cython.exceptval(check=False)
-@cython.returns(cython.longlong)
-@cython.locals(
-    data=cython.const_uchar[::1],
-    q=cython.Py_ssize_t,
-    end=cython.Py_ssize_t,
-    hours=cython.longlong,
-    total=cython.longlong,
-    part=cython.longlong,
-    scale=cython.longlong,
-)
-def _clock(data: memoryview, q: int, end: int, hours: int) -> int:
+def _clock(
+    data: cython.const_uchar[::1],
+    q: cython.Py_ssize_t,
+    end: cython.Py_ssize_t,
+    hours: cython.longlong,
+) -> cython.longlong:
     """Return the negated microseconds of ``hours`` and the valid clock text at ``q``."""
-    total = -_HOUR * hours
+    total: cython.longlong = -_HOUR * hours
     # NB: use a 64-bit variable; bytes times a constant would be a 32-bit product.
-    part = (data[q + 1] - 48) * 10 + data[q + 2] - 48
+    part: cython.longlong = (data[q + 1] - 48) * 10 + data[q + 2] - 48
     total -= 60000000 * part
     part = (data[q + 4] - 48) * 10 + data[q + 5] - 48
     total -= 1000000 * part
-    scale = 100000
+    scale: cython.longlong = 100000
     q += 7
     while q < end:
         total -= scale * (data[q] - 48)
@@ -184,15 +159,10 @@ def _clock(data: memoryview, q: int, end: int, hours: int) -> int:
 
 @cython.cfunc
 @cython.exceptval(check=False)
-@cython.returns(cython.void)
-@cython.locals(
-    out=cython.uchar[::1],
-    p=cython.Py_ssize_t,
-    days=cython.longlong,
-    micros=cython.longlong,
-    j=cython.int,
-)
-def _put_interval(out: memoryview, p: int, days: int, micros: int) -> None:
+def _put_interval(
+    out: cython.uchar[::1], p: cython.Py_ssize_t, days: cython.longlong, micros: cython.longlong
+) -> cython.void:
+    j: cython.int
     for j in range(8):
         out[p + j] = (days >> (56 - 8 * j)) & 255
     out[p] ^= 128

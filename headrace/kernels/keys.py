@@ -1,6 +1,4 @@
-# cython: language_level=3, annotation_typing=False, boundscheck=False, wraparound=False
-# mypy: disable-error-code="no-any-return"
-# The decorators give C types to Cython, the annotations types to mypy (which sees Any there).
+# cython: language_level=3, boundscheck=False, wraparound=False
 """Canonical, order-preserving keys: one byte string per row, compared as Postgres compares.
 
 Per column a marker byte (0 value, 1 NULL, so NULL sorts last), then the value in a form that is
@@ -21,6 +19,13 @@ from headrace.kernels import buffers, intervals, structures
 from headrace.kernels.buffers import Int64s
 from headrace.kernels.packed import Packed
 from headrace.types import BPCHAR, INTERVAL, JSONB, NUMERIC
+
+if cython.compiled:
+    from cython.cimports.headrace.kernels.buffers import size_fixed
+    from cython.cimports.headrace.kernels.hashes import fnv
+else:
+    from headrace.kernels.buffers import size_fixed
+    from headrace.kernels.hashes import fnv
 
 _SIGN = np.int64(-(1 << 63))
 _NUMERICS, _STRINGS, _FLOATS = 0, 1, 2
@@ -66,44 +71,37 @@ def pack_keys(columns: Sequence[pa.Array], oids: Sequence[int]) -> Packed:
 
 
 @cython.cfunc
-@cython.locals(
-    limits=cython.longlong[::1],
-    cursor=cython.longlong[::1],
-    out=cython.uchar[::1],
-    valid=cython.const_uchar[::1],
-    every=cython.const_uchar[::1],
-    i=cython.Py_ssize_t,
-    n=cython.Py_ssize_t,
-    size=cython.longlong,
-)
 def _encoded(columns: Sequence[pa.Array], oids: Sequence[int]) -> tuple[bytearray, Int64s]:
-    n = buffers.row_count(columns)
+    i: cython.Py_ssize_t
+    n: cython.Py_ssize_t = buffers.row_count(columns)
     parts = [_part(column, oid) for column, oid in zip(columns, oids, strict=True)]
-    every = buffers.view(buffers.all_valid(n))
+    every: cython.const_uchar[::1] = buffers.view(buffers.all_valid(n))
     bounds = np.empty(n + 1, np.int64)
-    limits = buffers.view(bounds)
+    limits: cython.longlong[::1] = buffers.view(bounds)
     # Fixed-width columns without NULLs take the same bytes in every row.
-    size = len(columns) + sum([width for _, _, some, width in parts if some is None])
+    size: cython.longlong = len(columns) + sum(
+        [width for _, _, some, width in parts if some is None]
+    )
     limits[0] = 0
     for i in range(n):
         limits[i + 1] = size
     for _, starts, some, width in parts:
         if some is not None:
-            valid = some
+            valid: cython.const_uchar[::1] = some
         elif starts is not None:
             valid = every
         else:
             continue
         if starts is None:
-            _size_fixed(valid, limits, width)
+            size_fixed(valid, limits, width)
         else:
             _size_key(starts, valid, limits)
-    cursor = buffers.view(np.empty(n, np.int64))
+    cursor: cython.longlong[::1] = buffers.view(np.empty(n, np.int64))
     for i in range(n):
         cursor[i] = limits[i]
         limits[i + 1] += limits[i]
     joined = bytearray(limits[n])
-    out = joined
+    out: cython.uchar[::1] = joined
     for content, starts, some, width in parts:
         if some is None:
             valid = every
@@ -127,28 +125,16 @@ def divide(keys: Sequence[bytes | None], count: int) -> npt.NDArray[np.int32]:
 
 @cython.cfunc
 @cython.exceptval(-1, check=False)
-@cython.returns(cython.int)
-@cython.locals(
-    keys=list,
-    count=cython.ulonglong,
-    out=cython.int[::1],
-    i=cython.Py_ssize_t,
-    n=cython.Py_ssize_t,
-    key=bytes,
-    c=cython.uchar,
-    h=cython.ulonglong,
-)
-def _divide(keys: list[bytes | None], count: int, out: memoryview) -> int:
-    """Hash with FNV-1a over 30 bits, folded: its low bits depend only on the bytes' low bits."""
-    n = len(keys)
+def _divide(keys: list[bytes | None], count: cython.ulonglong, out: cython.int[::1]) -> cython.int:
+    """Divide by the hash of the keys, folded."""
+    i: cython.Py_ssize_t
+    n: cython.Py_ssize_t = len(keys)
     for i in range(n):
-        key = keys[i]
+        key: bytes | None = keys[i]
         if key is None:
             out[i] = -1
             continue
-        h = 0x11C9DC5
-        for c in key:
-            h = ((h ^ c) * 0x1000193) & 0x3FFFFFFF
+        h: cython.ulonglong = fnv(key, 0, len(key))
         out[i] = (h ^ (h >> 15)) % count
     return 0
 
@@ -208,30 +194,10 @@ def _key_content(column: pa.Array, oid: int) -> tuple[buffers.Bytes, Int64s]:
 
 @cython.cfunc
 @cython.exceptval(check=False)
-@cython.returns(cython.void)
-@cython.locals(
-    valid=cython.const_uchar[::1],
-    sizes=cython.longlong[::1],
-    width=cython.Py_ssize_t,
-    i=cython.Py_ssize_t,
-)
-def _size_fixed(valid: memoryview, sizes: memoryview, width: int) -> None:
-    """Add the bytes of each row's value to the size of the row, ``sizes[i + 1]``."""
-    for i in range(len(valid)):
-        if valid[i]:
-            sizes[i + 1] += width
-
-
-@cython.cfunc
-@cython.exceptval(check=False)
-@cython.returns(cython.void)
-@cython.locals(
-    starts=cython.const_longlong[::1],
-    valid=cython.const_uchar[::1],
-    sizes=cython.longlong[::1],
-    i=cython.Py_ssize_t,
-)
-def _size_key(starts: memoryview, valid: memoryview, sizes: memoryview) -> None:
+def _size_key(
+    starts: cython.const_longlong[::1], valid: cython.const_uchar[::1], sizes: cython.longlong[::1]
+) -> cython.void:
+    i: cython.Py_ssize_t
     for i in range(len(valid)):
         if valid[i]:
             sizes[i + 1] += starts[i + 1] - starts[i]
@@ -239,18 +205,15 @@ def _size_key(starts: memoryview, valid: memoryview, sizes: memoryview) -> None:
 
 @cython.cfunc
 @cython.exceptval(check=False)
-@cython.returns(cython.void)
-@cython.locals(
-    out=cython.uchar[::1],
-    cursor=cython.longlong[::1],
-    data=cython.const_uchar[::1],
-    valid=cython.const_uchar[::1],
-    i=cython.Py_ssize_t,
-    p=cython.Py_ssize_t,
-)
-def _put_bools(out: memoryview, cursor: memoryview, data: memoryview, valid: memoryview) -> None:
+def _put_bools(
+    out: cython.uchar[::1],
+    cursor: cython.longlong[::1],
+    data: cython.const_uchar[::1],
+    valid: cython.const_uchar[::1],
+) -> cython.void:
+    i: cython.Py_ssize_t
     for i in range(len(cursor)):
-        p = cursor[i]
+        p: cython.Py_ssize_t = cursor[i]
         out[p] = 0 if valid[i] else 1
         p += 1
         if valid[i]:
@@ -261,25 +224,21 @@ def _put_bools(out: memoryview, cursor: memoryview, data: memoryview, valid: mem
 
 @cython.cfunc
 @cython.exceptval(check=False)
-@cython.returns(cython.void)
-@cython.locals(
-    out=cython.uchar[::1],
-    cursor=cython.longlong[::1],
-    data=cython.const_longlong[::1],
-    valid=cython.const_uchar[::1],
-    i=cython.Py_ssize_t,
-    j=cython.Py_ssize_t,
-    p=cython.Py_ssize_t,
-    bits=cython.longlong,
-)
-def _put_eights(out: memoryview, cursor: memoryview, data: memoryview, valid: memoryview) -> None:
+def _put_eights(
+    out: cython.uchar[::1],
+    cursor: cython.longlong[::1],
+    data: cython.const_longlong[::1],
+    valid: cython.const_uchar[::1],
+) -> cython.void:
     """Write numbers big-endian with inverted sign bit, so that negative ones come first."""
+    i: cython.Py_ssize_t
+    j: cython.Py_ssize_t
     for i in range(len(cursor)):
-        p = cursor[i]
+        p: cython.Py_ssize_t = cursor[i]
         out[p] = 0 if valid[i] else 1
         p += 1
         if valid[i]:
-            bits = data[i]
+            bits: cython.longlong = data[i]
             out[p] = ((bits >> 56) & 255) ^ 128
             for j in range(1, 8):
                 out[p + j] = (bits >> (56 - 8 * j)) & 255
@@ -289,30 +248,22 @@ def _put_eights(out: memoryview, cursor: memoryview, data: memoryview, valid: me
 
 @cython.cfunc
 @cython.exceptval(check=False)
-@cython.returns(cython.void)
-@cython.locals(
-    out=cython.uchar[::1],
-    cursor=cython.longlong[::1],
-    data=cython.const_uchar[::1],
-    starts=cython.const_longlong[::1],
-    valid=cython.const_uchar[::1],
-    i=cython.Py_ssize_t,
-    n=cython.Py_ssize_t,
-    p=cython.Py_ssize_t,
-    q=cython.Py_ssize_t,
-    end=cython.Py_ssize_t,
-)
 def _put_key(
-    out: memoryview, cursor: memoryview, data: memoryview, starts: memoryview, valid: memoryview
-) -> None:
-    n = len(valid)
+    out: cython.uchar[::1],
+    cursor: cython.longlong[::1],
+    data: cython.const_uchar[::1],
+    starts: cython.const_longlong[::1],
+    valid: cython.const_uchar[::1],
+) -> cython.void:
+    i: cython.Py_ssize_t
+    n: cython.Py_ssize_t = len(valid)
     for i in range(n):
-        p = cursor[i]
+        p: cython.Py_ssize_t = cursor[i]
         out[p] = 0 if valid[i] else 1
         p += 1
         if valid[i]:
-            q = starts[i]
-            end = starts[i + 1]
+            q: cython.Py_ssize_t = starts[i]
+            end: cython.Py_ssize_t = starts[i + 1]
             while q < end:
                 out[p] = data[q]
                 p += 1
@@ -322,43 +273,29 @@ def _put_key(
 
 @cython.cfunc
 @cython.exceptval(check=False)
-@cython.returns(cython.Py_ssize_t)
-@cython.locals(
-    data=cython.const_uchar[::1],
-    offsets=cython.const_int[::1],
-    valid=cython.const_uchar[::1],
-    out=cython.uchar[::1],
-    starts=cython.longlong[::1],
-    padded=cython.bint,
-    i=cython.Py_ssize_t,
-    n=cython.Py_ssize_t,
-    p=cython.Py_ssize_t,
-    q=cython.Py_ssize_t,
-    end=cython.Py_ssize_t,
-    c=cython.uchar,
-)
 def _key_texts(
-    data: memoryview,
-    offsets: memoryview,
-    valid: memoryview,
-    out: memoryview,
-    starts: memoryview,
-    padded: bool,
-) -> int:
+    data: cython.const_uchar[::1],
+    offsets: cython.const_int[::1],
+    valid: cython.const_uchar[::1],
+    out: cython.uchar[::1],
+    starts: cython.longlong[::1],
+    padded: cython.bint,
+) -> cython.Py_ssize_t:
     """Write texts, each ended by 0x00; 0x00 and 0x01 in it become 0x01 0x01 and 0x01 0x02."""
-    n = len(valid)
-    p = 0
+    i: cython.Py_ssize_t
+    n: cython.Py_ssize_t = len(valid)
+    p: cython.Py_ssize_t = 0
     for i in range(n):
         starts[i] = p
         if not valid[i]:
             continue
-        q = offsets[i]
-        end = offsets[i + 1]
+        q: cython.Py_ssize_t = offsets[i]
+        end: cython.Py_ssize_t = offsets[i + 1]
         if padded:
             while end > q and data[end - 1] == 32:
                 end -= 1
         while q < end:
-            c = data[q]
+            c: cython.uchar = data[q]
             q += 1
             if c <= 1:
                 out[p] = 1
@@ -374,49 +311,31 @@ def _key_texts(
 
 @cython.cfunc
 @cython.exceptval(check=False)
-@cython.returns(cython.Py_ssize_t)
-@cython.locals(
-    data=cython.const_uchar[::1],
-    offsets=cython.const_int[::1],
-    valid=cython.const_uchar[::1],
-    out=cython.uchar[::1],
-    starts=cython.longlong[::1],
-    mode=cython.int,
-    i=cython.Py_ssize_t,
-    n=cython.Py_ssize_t,
-    p=cython.Py_ssize_t,
-    q=cython.Py_ssize_t,
-    j=cython.Py_ssize_t,
-    end=cython.Py_ssize_t,
-    c=cython.uchar,
-    string=cython.bint,
-    escaped=cython.bint,
-    end_of_fraction=cython.Py_ssize_t,
-)
 def _key_decimals(
-    data: memoryview,
-    offsets: memoryview,
-    valid: memoryview,
-    out: memoryview,
-    starts: memoryview,
-    mode: int,
-) -> int:
+    data: cython.const_uchar[::1],
+    offsets: cython.const_int[::1],
+    valid: cython.const_uchar[::1],
+    out: cython.uchar[::1],
+    starts: cython.longlong[::1],
+    mode: cython.int,
+) -> cython.Py_ssize_t:
     """Write texts as ``_key_texts`` does, without trailing zeros of fractions outside of strings.
 
     In mode 2 (floats) the sign of a zero is removed instead.
     """
-    n = len(valid)
-    p = 0
+    i: cython.Py_ssize_t
+    n: cython.Py_ssize_t = len(valid)
+    p: cython.Py_ssize_t = 0
     for i in range(n):
         starts[i] = p
         if not valid[i]:
             continue
-        q = offsets[i]
-        end = offsets[i + 1]
-        string = False
-        escaped = False
+        q: cython.Py_ssize_t = offsets[i]
+        end: cython.Py_ssize_t = offsets[i + 1]
+        string: cython.bint = False
+        escaped: cython.bint = False
         while q < end:
-            c = data[q]
+            c: cython.uchar = data[q]
             q += 1
             if string:
                 if escaped:
@@ -428,11 +347,11 @@ def _key_decimals(
             elif c == 34 and mode == 1:
                 string = True
             elif c == 46 and mode != 2:
-                j = q
+                j: cython.Py_ssize_t = q
                 while j < end and 48 <= data[j] <= 57:
                     j += 1
                 if q < j:
-                    end_of_fraction = j
+                    end_of_fraction: cython.Py_ssize_t = j
                     while end_of_fraction > q and data[end_of_fraction - 1] == 48:
                         end_of_fraction -= 1
                     if end_of_fraction > q:
@@ -466,22 +385,16 @@ def _key_decimals(
 
 @cython.cfunc
 @cython.exceptval(check=False)
-@cython.returns(cython.Py_ssize_t)
-@cython.locals(
-    data=cython.const_uchar[::1],
-    offsets=cython.const_int[::1],
-    valid=cython.const_uchar[::1],
-    out=cython.uchar[::1],
-    starts=cython.longlong[::1],
-    i=cython.Py_ssize_t,
-    n=cython.Py_ssize_t,
-    p=cython.Py_ssize_t,
-)
 def _key_numerics(
-    data: memoryview, offsets: memoryview, valid: memoryview, out: memoryview, starts: memoryview
-) -> int:
-    n = len(valid)
-    p = 0
+    data: cython.const_uchar[::1],
+    offsets: cython.const_int[::1],
+    valid: cython.const_uchar[::1],
+    out: cython.uchar[::1],
+    starts: cython.longlong[::1],
+) -> cython.Py_ssize_t:
+    i: cython.Py_ssize_t
+    n: cython.Py_ssize_t = len(valid)
+    p: cython.Py_ssize_t = 0
     for i in range(n):
         starts[i] = p
         if valid[i]:
@@ -494,27 +407,22 @@ def _key_numerics(
 
 @cython.cfunc
 @cython.exceptval(check=False)
-@cython.returns(cython.Py_ssize_t)
-@cython.locals(
-    data=cython.const_uchar[::1],
-    out=cython.uchar[::1],
-    q=cython.Py_ssize_t,
-    end=cython.Py_ssize_t,
-    p=cython.Py_ssize_t,
-    point=cython.Py_ssize_t,
-    j=cython.Py_ssize_t,
-    digits=cython.Py_ssize_t,
-    negative=cython.bint,
-)
-def _key_numeric(data: memoryview, q: int, end: int, out: memoryview, p: int) -> int:
+def _key_numeric(
+    data: cython.const_uchar[::1],
+    q: cython.Py_ssize_t,
+    end: cython.Py_ssize_t,
+    out: cython.uchar[::1],
+    p: cython.Py_ssize_t,
+) -> cython.Py_ssize_t:
     """Write the key of one numeric at ``p``; return the new position, or -1 if malformed.
 
     Sign class, then for numbers 0.d1d2d3... * 10**exponent (d1 > 0): the exponent, digits in
     pairs, each plus one, and a 0x00; complemented for negative numbers.
     """
+    j: cython.Py_ssize_t
     if q == end:
         return -1
-    negative = data[q] == 45
+    negative: cython.bint = data[q] == 45
     if negative:
         q += 1
     if q < end and (data[q] == 78 or data[q] == 73):  # NaN, Infinity
@@ -527,8 +435,8 @@ def _key_numeric(data: memoryview, q: int, end: int, out: memoryview, p: int) ->
                 return -1
             out[p] = 0 if negative else 4
         return p + 1
-    point = end
-    digits = 0
+    point: cython.Py_ssize_t = end
+    digits: cython.Py_ssize_t = 0
     for j in range(q, end):
         if data[j] == 46 and point == end:
             point = j
@@ -549,24 +457,17 @@ def _key_numeric(data: memoryview, q: int, end: int, out: memoryview, p: int) ->
 
 @cython.cfunc
 @cython.exceptval(check=False)
-@cython.returns(cython.Py_ssize_t)
-@cython.locals(
-    data=cython.const_uchar[::1],
-    out=cython.uchar[::1],
-    q=cython.Py_ssize_t,
-    end=cython.Py_ssize_t,
-    point=cython.Py_ssize_t,
-    p=cython.Py_ssize_t,
-    flip=cython.int,
-    exponent=cython.longlong,
-    pair=cython.int,
-    half=cython.bint,
-)
 def _key_digits(
-    data: memoryview, q: int, end: int, point: int, out: memoryview, p: int, flip: int
-) -> int:
+    data: cython.const_uchar[::1],
+    q: cython.Py_ssize_t,
+    end: cython.Py_ssize_t,
+    point: cython.Py_ssize_t,
+    out: cython.uchar[::1],
+    p: cython.Py_ssize_t,
+    flip: cython.int,
+) -> cython.Py_ssize_t:
     """Write exponent and digits of the number whose first non-zero digit is at ``q``."""
-    exponent = point - q if point > q else point - q + 1
+    exponent: cython.longlong = point - q if point > q else point - q + 1
     if -127 <= exponent <= 126:
         out[p] = (exponent + 128) ^ flip
         p += 1
@@ -579,8 +480,8 @@ def _key_digits(
         p += 4
     while end > q and (data[end - 1] == 48 or data[end - 1] == 46):
         end -= 1
-    pair = 0
-    half = False
+    pair: cython.int = 0
+    half: cython.bint = False
     while q < end:
         if data[q] != 46:
             if half:

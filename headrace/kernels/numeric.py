@@ -1,6 +1,4 @@
-# cython: language_level=3, annotation_typing=False, boundscheck=False, wraparound=False
-# mypy: disable-error-code="no-any-return"
-# The decorators give C types to Cython, the annotations types to mypy (which sees Any there).
+# cython: language_level=3, boundscheck=False, wraparound=False
 """Columns of Postgres numerics as text: exact arithmetic, with Postgres' display scale.
 
 A value is mantissa x 10**-scale.  Values of up to 18 digits are computed in 64-bit integers.
@@ -58,47 +56,30 @@ def parse(column: pa.StringArray) -> Parsed:
 
 @cython.cfunc
 @cython.exceptval(check=False)
-@cython.returns(cython.bint)
-@cython.locals(
-    data=cython.const_uchar[::1],
-    offsets=cython.const_int[::1],
-    valid=cython.const_uchar[::1],
-    kinds=cython.uchar[::1],
-    mantissas=cython.longlong[::1],
-    scales=cython.int[::1],
-    i=cython.Py_ssize_t,
-    n=cython.Py_ssize_t,
-    p=cython.Py_ssize_t,
-    end=cython.Py_ssize_t,
-    point=cython.Py_ssize_t,
-    digits=cython.Py_ssize_t,
-    negative=cython.bint,
-    value=cython.longlong,
-    c=cython.int,
-)
 def _parse(
-    data: memoryview,
-    offsets: memoryview,
-    valid: memoryview,
-    kinds: memoryview,
-    mantissas: memoryview,
-    scales: memoryview,
-) -> bool:
-    n = len(kinds)
+    data: cython.const_uchar[::1],
+    offsets: cython.const_int[::1],
+    valid: cython.const_uchar[::1],
+    kinds: cython.uchar[::1],
+    mantissas: cython.longlong[::1],
+    scales: cython.int[::1],
+) -> cython.bint:
+    i: cython.Py_ssize_t
+    n: cython.Py_ssize_t = len(kinds)
     for i in range(n):
         if not valid[i]:
             continue
-        p = offsets[i]
-        end = offsets[i + 1]
+        p: cython.Py_ssize_t = offsets[i]
+        end: cython.Py_ssize_t = offsets[i + 1]
         if p == end:
             return False
-        c = data[p]
+        c: cython.int = data[p]
         if c == 78 or c == 73:  # N, I
             if end - p != (3 if c == 78 else 8):
                 return False
             kinds[i] = 3 if c == 78 else 4
             continue
-        negative = c == 45
+        negative: cython.bint = c == 45
         if negative:
             p += 1
             if p < end and data[p] == 73:
@@ -106,9 +87,9 @@ def _parse(
                     return False
                 kinds[i] = 5
                 continue
-        value = 0
-        point = -1
-        digits = 0
+        value: cython.longlong = 0
+        point: cython.Py_ssize_t = -1
+        digits: cython.Py_ssize_t = 0
         while p < end:
             c = data[p]
             p += 1
@@ -153,52 +134,36 @@ def render(
 
 @cython.cfunc
 @cython.exceptval(check=False)
-@cython.returns(cython.Py_ssize_t)
-@cython.locals(
-    valid=cython.const_uchar[::1],
-    mantissas=cython.const_longlong[::1],
-    scales=cython.const_int[::1],
-    content=cython.uchar[::1],
-    starts=cython.int[::1],
-    i=cython.Py_ssize_t,
-    n=cython.Py_ssize_t,
-    p=cython.Py_ssize_t,
-    q=cython.Py_ssize_t,
-    end=cython.Py_ssize_t,
-    value=cython.longlong,
-    rest=cython.longlong,
-    digits=cython.int,
-    scale=cython.int,
-    k=cython.int,
-)
 def _render(
-    valid: memoryview,
-    mantissas: memoryview,
-    scales: memoryview,
-    content: memoryview,
-    starts: memoryview,
-) -> int:
-    n = len(valid)
-    p = 0
+    valid: cython.const_uchar[::1],
+    mantissas: cython.const_longlong[::1],
+    scales: cython.const_int[::1],
+    content: cython.uchar[::1],
+    starts: cython.int[::1],
+) -> cython.Py_ssize_t:
+    i: cython.Py_ssize_t
+    k: cython.int
+    n: cython.Py_ssize_t = len(valid)
+    p: cython.Py_ssize_t = 0
     for i in range(n):
         starts[i] = p
         if not valid[i]:
             continue
-        value = mantissas[i]
-        scale = scales[i]
+        value: cython.longlong = mantissas[i]
+        scale: cython.int = scales[i]
         if value < 0:
             content[p] = 45
             p += 1
             value = -value
-        digits = 1
-        rest = value // 10
+        digits: cython.int = 1
+        rest: cython.longlong = value // 10
         while rest > 0:
             digits += 1
             rest //= 10
         if digits <= scale:
             digits = scale + 1
-        end = p + digits + (1 if scale > 0 else 0)
-        q = end
+        end: cython.Py_ssize_t = p + digits + (1 if scale > 0 else 0)
+        q: cython.Py_ssize_t = end
         for k in range(digits):
             if k == scale and scale > 0:
                 q -= 1
@@ -326,44 +291,24 @@ def _completed(
 
 @cython.cfunc
 @cython.exceptval(check=False)
-@cython.returns(cython.Py_ssize_t)
-@cython.locals(
-    ka=cython.const_uchar[::1],
-    ma=cython.const_longlong[::1],
-    sa=cython.const_int[::1],
-    kb=cython.const_uchar[::1],
-    mb=cython.const_longlong[::1],
-    sb=cython.const_int[::1],
-    powers=cython.const_longlong[::1],
-    op=cython.int,
-    kinds=cython.uchar[::1],
-    mantissas=cython.longlong[::1],
-    scales=cython.int[::1],
-    i=cython.Py_ssize_t,
-    n=cython.Py_ssize_t,
-    slow=cython.Py_ssize_t,
-    x=cython.longlong,
-    y=cython.longlong,
-    limit=cython.longlong,
-    power=cython.longlong,
-)
 def _compute(
-    ka: memoryview,
-    ma: memoryview,
-    sa: memoryview,
-    kb: memoryview,
-    mb: memoryview,
-    sb: memoryview,
-    powers: memoryview,
-    op: int,
-    kinds: memoryview,
-    mantissas: memoryview,
-    scales: memoryview,
-) -> int:
+    ka: cython.const_uchar[::1],
+    ma: cython.const_longlong[::1],
+    sa: cython.const_int[::1],
+    kb: cython.const_uchar[::1],
+    mb: cython.const_longlong[::1],
+    sb: cython.const_int[::1],
+    powers: cython.const_longlong[::1],
+    op: cython.int,
+    kinds: cython.uchar[::1],
+    mantissas: cython.longlong[::1],
+    scales: cython.int[::1],
+) -> cython.Py_ssize_t:
     """Compute the rows that fit into 64 bits; mark the others ``SLOW`` and return their number."""
-    n = len(kinds)
-    slow = 0
-    limit = 4611686018427387903  # the sum of two of these still fits
+    i: cython.Py_ssize_t
+    n: cython.Py_ssize_t = len(kinds)
+    slow: cython.Py_ssize_t = 0
+    limit: cython.longlong = 4611686018427387903  # the sum of two of these still fits
     for i in range(n):
         if ka[i] == 0 or kb[i] == 0:
             continue
@@ -371,11 +316,11 @@ def _compute(
         slow += 1
         if ka[i] != 1 or kb[i] != 1:
             continue
-        x = ma[i]
-        y = mb[i]
+        x: cython.longlong = ma[i]
+        y: cython.longlong = mb[i]
         if op == 2:
             if x != 0 and y != 0:
-                power = limit // (x if x > 0 else -x)
+                power: cython.longlong = limit // (x if x > 0 else -x)
                 if y > power or y < -power:
                     continue
             mantissas[i] = x * y
@@ -401,39 +346,21 @@ def _compute(
 
 @cython.cfunc
 @cython.exceptval(check=False)
-@cython.returns(cython.Py_ssize_t)
-@cython.locals(
-    ka=cython.const_uchar[::1],
-    ma=cython.const_longlong[::1],
-    sa=cython.const_int[::1],
-    kb=cython.const_uchar[::1],
-    mb=cython.const_longlong[::1],
-    sb=cython.const_int[::1],
-    powers=cython.const_longlong[::1],
-    out=cython.char[::1],
-    marked=cython.uchar[::1],
-    i=cython.Py_ssize_t,
-    n=cython.Py_ssize_t,
-    slow=cython.Py_ssize_t,
-    x=cython.longlong,
-    y=cython.longlong,
-    limit=cython.longlong,
-    power=cython.longlong,
-)
 def _compare(
-    ka: memoryview,
-    ma: memoryview,
-    sa: memoryview,
-    kb: memoryview,
-    mb: memoryview,
-    sb: memoryview,
-    powers: memoryview,
-    out: memoryview,
-    marked: memoryview,
-) -> int:
-    n = len(out)
-    slow = 0
-    limit = 4611686018427387903
+    ka: cython.const_uchar[::1],
+    ma: cython.const_longlong[::1],
+    sa: cython.const_int[::1],
+    kb: cython.const_uchar[::1],
+    mb: cython.const_longlong[::1],
+    sb: cython.const_int[::1],
+    powers: cython.const_longlong[::1],
+    out: cython.char[::1],
+    marked: cython.uchar[::1],
+) -> cython.Py_ssize_t:
+    i: cython.Py_ssize_t
+    n: cython.Py_ssize_t = len(out)
+    slow: cython.Py_ssize_t = 0
+    limit: cython.longlong = 4611686018427387903
     for i in range(n):
         if ka[i] == 0 or kb[i] == 0:
             continue
@@ -441,10 +368,10 @@ def _compare(
         slow += 1
         if ka[i] != 1 or kb[i] != 1:
             continue
-        x = ma[i]
-        y = mb[i]
+        x: cython.longlong = ma[i]
+        y: cython.longlong = mb[i]
         if sa[i] < sb[i]:
-            power = powers[sb[i] - sa[i]]
+            power: cython.longlong = powers[sb[i] - sa[i]]
             if x > limit // power or x < -(limit // power):
                 continue
             x *= power

@@ -1,5 +1,4 @@
-# cython: language_level=3, annotation_typing=False, boundscheck=False, wraparound=False
-# mypy: disable-error-code="untyped-decorator"
+# cython: language_level=3, boundscheck=False, wraparound=False
 """Sort keys of ORDER BY, and index rows in that order.
 
 An *entry* is sort key, tiebreak and row, then the lengths of the sort key and of the row (4 bytes
@@ -18,26 +17,27 @@ _LENGTHS = struct.Struct(">II")
 _VALUE, _NULL = b"\x00", b"\x01"
 
 
-@cython.locals(keys=list, out=list, i=cython.Py_ssize_t, key=bytes, body=bytes)
 def directed(keys: list[bytes], *, descending: bool, nulls_first: bool) -> list[bytes]:
     """Convert canonical keys of a column (``kernels.keys``) to sort keys of an ORDER BY item."""
+    i: cython.Py_ssize_t
     value, null = (_NULL, _VALUE) if nulls_first else (_VALUE, _NULL)
     out: list[bytes] = [b""] * len(keys)
     for i in range(len(keys)):
-        key = keys[i]
+        key: bytes = keys[i]
         if key[0] == 1:
             out[i] = null
             continue
-        body = key[1:]
+        body: bytes = key[1:]
         if descending:
             body = body.translate(_INVERTED)
         out[i] = value + body
     return out
 
 
-@cython.locals(parts=list, out=list, i=cython.Py_ssize_t, k=cython.Py_ssize_t)
 def joined(parts: list[list[bytes]], count: int) -> list[bytes]:
     """Concatenate the parts of each row."""
+    i: cython.Py_ssize_t
+    k: cython.Py_ssize_t
     if not parts:
         return [b""] * count
     out = list(parts[0])
@@ -48,9 +48,9 @@ def joined(parts: list[list[bytes]], count: int) -> list[bytes]:
     return out
 
 
-@cython.locals(orders=list, rests=list, rows=list, out=list, i=cython.Py_ssize_t)
 def entries(orders: list[bytes], rests: list[bytes], rows: list[bytes]) -> list[bytes]:
     """Return entries of sort keys, tiebreaks and rows; ValueError if they differ in number."""
+    i: cython.Py_ssize_t
     if not len(orders) == len(rests) == len(rows):
         message = "sort keys, tiebreaks and rows differ in length"
         raise ValueError(message)
@@ -62,17 +62,15 @@ def entries(orders: list[bytes], rests: list[bytes], rows: list[bytes]) -> list[
     return out
 
 
-@cython.locals(
-    found=list, orders=list, rows=list, i=cython.Py_ssize_t, end=cython.Py_ssize_t, entry=bytes
-)
 def split(found: list[bytes]) -> tuple[list[bytes], list[bytes]]:
     """Return (sort keys, rows) of entries."""
+    i: cython.Py_ssize_t
     unpack = _LENGTHS.unpack
     orders: list[bytes] = [b""] * len(found)
     rows: list[bytes] = [b""] * len(found)
     for i in range(len(found)):
-        entry = found[i]
-        end = len(entry) - 8
+        entry: bytes = found[i]
+        end: cython.Py_ssize_t = len(entry) - 8
         order_bytes, row_bytes = unpack(entry[end:])
         orders[i] = entry[:order_bytes]
         rows[i] = entry[end - row_bytes : end]

@@ -1,6 +1,6 @@
-# cython: language_level=3, annotation_typing=False, boundscheck=False, wraparound=False
+# cython: language_level=3, boundscheck=False, wraparound=False
 # mypy: disable-error-code="no-any-return"
-# The decorators give C types to Cython, the annotations types to mypy (which sees Any there).
+# C types are annotations, which mypy sees as Any.
 """Many byte strings in one buffer, which a population collects and writes in order."""
 
 from __future__ import annotations
@@ -100,26 +100,17 @@ def repeated(packed: Packed, order: Int64s) -> Bytes:
 
 @cython.cfunc
 @cython.exceptval(check=False)
-@cython.returns(cython.Py_ssize_t)
-@cython.locals(
-    data=cython.const_uchar[::1],
-    bounds=cython.const_longlong[::1],
-    i=cython.Py_ssize_t,
-    k=cython.Py_ssize_t,
-    n=cython.Py_ssize_t,
-    size=cython.Py_ssize_t,
-    first=cython.Py_ssize_t,
-    begin=cython.Py_ssize_t,
-)
-def _common(data: memoryview, bounds: memoryview) -> int:
+def _common(data: cython.const_uchar[::1], bounds: cython.const_longlong[::1]) -> cython.Py_ssize_t:
     """Return how many bytes all strings have in common after their first byte."""
-    n = len(bounds) - 1
+    i: cython.Py_ssize_t
+    k: cython.Py_ssize_t
+    n: cython.Py_ssize_t = len(bounds) - 1
     if n == 0:
         return 0
-    first = bounds[0] + 1
-    size = bounds[1] - first
+    first: cython.Py_ssize_t = bounds[0] + 1
+    size: cython.Py_ssize_t = bounds[1] - first
     for i in range(1, n):
-        begin = bounds[i] + 1
+        begin: cython.Py_ssize_t = bounds[i] + 1
         size = min(size, bounds[i + 1] - begin)
         for k in range(size):
             if data[begin + k] != data[first + k]:
@@ -132,27 +123,21 @@ def _common(data: memoryview, bounds: memoryview) -> int:
 
 @cython.cfunc
 @cython.exceptval(check=False)
-@cython.returns(cython.void)
-@cython.locals(
-    data=cython.const_uchar[::1],
-    bounds=cython.const_longlong[::1],
-    skipped=cython.Py_ssize_t,
-    heads=cython.ulonglong[::1],
-    groups=cython.uchar[::1],
-    i=cython.Py_ssize_t,
-    p=cython.Py_ssize_t,
-    k=cython.Py_ssize_t,
-    head=cython.ulonglong,
-)
 def _heads(
-    data: memoryview, bounds: memoryview, skipped: int, heads: memoryview, groups: memoryview
-) -> None:
+    data: cython.const_uchar[::1],
+    bounds: cython.const_longlong[::1],
+    skipped: cython.Py_ssize_t,
+    heads: cython.ulonglong[::1],
+    groups: cython.uchar[::1],
+) -> cython.void:
     """Set ``groups`` to first bytes, ``heads`` to the number after ``skipped`` more bytes."""
+    i: cython.Py_ssize_t
+    k: cython.Py_ssize_t
     for i in range(len(bounds) - 1):
-        p = bounds[i]
+        p: cython.Py_ssize_t = bounds[i]
         groups[i] = data[p]
         p += 1 + skipped
-        head = 0
+        head: cython.ulonglong = 0
         for k in range(p, p + _HEAD):
             head = (head << 8) | (data[k] if k < bounds[i + 1] else 0)
         heads[i] = head
@@ -160,52 +145,41 @@ def _heads(
 
 @cython.cfunc
 @cython.exceptval(check=False)
-@cython.returns(cython.void)
-@cython.locals(
-    data=cython.const_uchar[::1],
-    bounds=cython.const_longlong[::1],
-    order=cython.const_longlong[::1],
-    out=cython.uchar[::1],
-    i=cython.Py_ssize_t,
-    k=cython.Py_ssize_t,
-    a=cython.Py_ssize_t,
-    b=cython.Py_ssize_t,
-    size=cython.Py_ssize_t,
-)
-def _repeated(data: memoryview, bounds: memoryview, order: memoryview, out: memoryview) -> None:
+def _repeated(
+    data: cython.const_uchar[::1],
+    bounds: cython.const_longlong[::1],
+    order: cython.const_longlong[::1],
+    out: cython.uchar[::1],
+) -> cython.void:
+    i: cython.Py_ssize_t
     for i in range(1, len(order)):
-        a = bounds[order[i - 1]]
-        b = bounds[order[i]]
-        size = bounds[order[i] + 1] - b
+        a: cython.Py_ssize_t = bounds[order[i - 1]]
+        b: cython.Py_ssize_t = bounds[order[i]]
+        size: cython.Py_ssize_t = bounds[order[i] + 1] - b
         if bounds[order[i - 1] + 1] - a != size:
             continue
         # Compare from the end: sorted neighbours differ there first.
-        k = size - 1
+        k: cython.Py_ssize_t = size - 1
         while k >= 0 and data[a + k] == data[b + k]:
             k -= 1
         out[i] = k < 0
 
 
 @cython.cfunc
-@cython.locals(
-    data=cython.const_uchar[::1],
-    bounds=cython.const_longlong[::1],
-    order=cython.const_longlong[::1],
-    i=cython.Py_ssize_t,
-    low=cython.Py_ssize_t,
-    high=cython.Py_ssize_t,
-    source=cython.p_const_char,
-    out=list,
-)
-def _taken(data: memoryview, bounds: memoryview, order: memoryview) -> list[bytes]:
+def _taken(
+    data: cython.const_uchar[::1],
+    bounds: cython.const_longlong[::1],
+    order: cython.const_longlong[::1],
+) -> list[bytes]:
+    i: cython.Py_ssize_t
     out = []
     if not cython.compiled:
         return [bytes(data[bounds[i] : bounds[i + 1]]) for i in order]
     if len(data) == 0:
         return [b""] * len(order)
-    source = cython.cast(cython.p_const_char, cython.address(data[0]))
+    source: cython.p_const_char = cython.cast(cython.p_const_char, cython.address(data[0]))
     for i in range(len(order)):
-        low = bounds[order[i]]
-        high = bounds[order[i] + 1]
+        low: cython.Py_ssize_t = bounds[order[i]]
+        high: cython.Py_ssize_t = bounds[order[i] + 1]
         out.append(source[low:high])
     return out

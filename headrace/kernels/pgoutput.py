@@ -1,6 +1,4 @@
-# cython: language_level=3, annotation_typing=False, boundscheck=False, wraparound=False
-# mypy: disable-error-code="no-any-return"
-# The decorators give C types to Cython, the annotations types to mypy (which sees Any there).
+# cython: language_level=3, boundscheck=False, wraparound=False
 """Decodes Postgres' logical replication output (pgoutput, protocol 1, text values) into Arrow.
 
 Row messages are stored undecoded per relation, and ``flush`` decodes them together.  One pass finds
@@ -28,6 +26,7 @@ import pyarrow as pa
 from headrace.errors import ContinuityLost
 from headrace.kernels import buffers
 from headrace.kernels.cells import Cells
+from headrace.kernels.source import DELETE, INSERT, TRUNCATE, UPDATE
 
 _CHUNK_BYTES_MAX: Final = 512 * 1024 * 1024
 """Maximum raw bytes decoded into one batch, so that text columns fit 32-bit offsets."""
@@ -173,36 +172,27 @@ class Decoder:
         self.pending_rows = 0
         """Rows not yet flushed."""
 
-    @cython.locals(
-        message=bytes,
-        rows=list,
-        size=cython.Py_ssize_t,
-        kind=cython.int,
-        oid=cython.longlong,
-        last=cython.longlong,
-        count=cython.longlong,
-        volume=cython.longlong,
-    )
     def feed(self, messages: Sequence[bytes]) -> list[Event]:
         """Take pgoutput messages (payloads of 'w'); return their events, in order.
 
         Row messages are stored until ``flush``, or until their relation is described again:
         then its ``Changes`` come just before the ``RelationChanged``.
         """
+        message: bytes
         events: list[Event] = []
         rows: list[bytes] = []
-        last = -1
-        count = 0
-        volume = 0
+        last: cython.longlong = -1
+        count: cython.longlong = 0
+        volume: cython.longlong = 0
         for message in messages:
-            size = len(message)
+            size: cython.Py_ssize_t = len(message)
             if size < 1:
                 raise _malformed()
-            kind = message[0]
+            kind: cython.int = message[0]
             if kind == 73 or kind == 85 or kind == 68:
                 if size < 8:
                     raise _malformed()
-                oid = (
+                oid: cython.longlong = (
                     (message[1] << 24) | (message[2] << 16) | (message[3] << 8) | message[4]
                 ) & 0xFFFFFFFF
                 if oid != last:
@@ -400,50 +390,38 @@ def _find(joined: bytes, bounds: buffers.Int64s, lsns: buffers.Int64s, width: in
 
 @cython.cfunc
 @cython.exceptval(check=False)
-@cython.returns(cython.int)
-@cython.locals(
-    data=cython.const_uchar[::1],
-    bounds=cython.const_longlong[::1],
-    ops=cython.schar[::1],
-    olds=cython.schar[::1],
-    places=cython.longlong[::1],
-    sizes=cython.int[::1],
-    width=cython.Py_ssize_t,
-    n=cython.Py_ssize_t,
-    i=cython.Py_ssize_t,
-    p=cython.Py_ssize_t,
-    end=cython.Py_ssize_t,
-    old_at=cython.Py_ssize_t,
-    kind=cython.int,
-    letter=cython.int,
-)
 def _scan(
-    data: memoryview,
-    bounds: memoryview,
-    ops: memoryview,
-    olds: memoryview,
-    places: memoryview,
-    sizes: memoryview,
-    width: int,
-) -> int:
+    data: cython.const_uchar[::1],
+    bounds: cython.const_longlong[::1],
+    ops: cython.schar[::1],
+    olds: cython.schar[::1],
+    places: cython.longlong[::1],
+    sizes: cython.int[::1],
+    width: cython.Py_ssize_t,
+) -> cython.int:
     """Find every value of every message: ``places`` and ``sizes`` by column, then row.
 
     New values come first, then old ones, if there is room for them.  A size of -1 is NULL or
     absent, -2 unchanged TOAST.  Returns 0, -1 if malformed, -2 if there are binary values.  Never
     reads outside a message.
     """
-    n = len(ops)
-    old_at = width * n
+    i: cython.Py_ssize_t
+    n: cython.Py_ssize_t = len(ops)
+    old_at: cython.Py_ssize_t = width * n
+    insert: cython.schar = INSERT
+    update: cython.schar = UPDATE
+    delete: cython.schar = DELETE
+    truncate: cython.schar = TRUNCATE
     for i in range(n):
-        p = bounds[i]
-        end = bounds[i + 1]
-        kind = data[p]
+        p: cython.Py_ssize_t = bounds[i]
+        end: cython.Py_ssize_t = bounds[i + 1]
+        kind: cython.int = data[p]
         if kind == 84:  # T
-            ops[i] = 3
+            ops[i] = truncate
             continue
-        ops[i] = 0 if kind == 73 else (1 if kind == 85 else 2)
+        ops[i] = insert if kind == 73 else (update if kind == 85 else delete)
         p += 5
-        letter = data[p] if p < end else 0
+        letter: cython.int = data[p] if p < end else 0
         if kind != 73 and (letter == 75 or letter == 79):
             olds[i] = 1 if letter == 75 else 2
             p = _tuple(data, p + 1, end, places, sizes, old_at + i, n, width, False)
@@ -465,49 +443,37 @@ def _scan(
 
 @cython.cfunc
 @cython.exceptval(check=False)
-@cython.returns(cython.Py_ssize_t)
-@cython.locals(
-    data=cython.const_uchar[::1],
-    p=cython.Py_ssize_t,
-    end=cython.Py_ssize_t,
-    places=cython.longlong[::1],
-    sizes=cython.int[::1],
-    at=cython.Py_ssize_t,
-    step=cython.Py_ssize_t,
-    width=cython.Py_ssize_t,
-    toast=cython.bint,
-    _column=cython.Py_ssize_t,
-    letter=cython.int,
-    size=cython.longlong,
-)
 def _tuple(
-    data: memoryview,
-    p: int,
-    end: int,
-    places: memoryview,
-    sizes: memoryview,
-    at: int,
-    step: int,
-    width: int,
-    toast: bool,
-) -> int:
+    data: cython.const_uchar[::1],
+    p: cython.Py_ssize_t,
+    end: cython.Py_ssize_t,
+    places: cython.longlong[::1],
+    sizes: cython.int[::1],
+    at: cython.Py_ssize_t,
+    step: cython.Py_ssize_t,
+    width: cython.Py_ssize_t,
+    toast: cython.bint,
+) -> cython.Py_ssize_t:
     """Read the tuple at ``p`` into slots ``at``, ``at + step``…; return the position after it.
 
     Returns -1 if it is malformed or has an unchanged value without ``toast``; -2 if it has binary
     values.
     """
+    _column: cython.Py_ssize_t
     if end - p < 2 or ((data[p] << 8) | data[p + 1]) != width:
         return -1
     p += 2
     for _column in range(width):
         if p >= end:
             return -1
-        letter = data[p]
+        letter: cython.int = data[p]
         p += 1
         if letter == 116:  # t
             if end - p < 4 or data[p] > 127:
                 return -1
-            size = (data[p] << 24) | (data[p + 1] << 16) | (data[p + 2] << 8) | data[p + 3]
+            size: cython.longlong = (
+                (data[p] << 24) | (data[p + 1] << 16) | (data[p + 2] << 8) | data[p + 3]
+            )
             p += 4
             if size > end - p:
                 return -1
@@ -526,16 +492,12 @@ def _tuple(
 
 @cython.cfunc
 @cython.exceptval(check=False)
-@cython.returns(cython.void)
-@cython.locals(
-    sizes=cython.const_int[::1],
-    found=cython.uchar[::1],
-    n=cython.Py_ssize_t,
-    i=cython.Py_ssize_t,
-    column=cython.Py_ssize_t,
-)
-def _mark(sizes: memoryview, found: memoryview, n: int) -> None:
+def _mark(
+    sizes: cython.const_int[::1], found: cython.uchar[::1], n: cython.Py_ssize_t
+) -> cython.void:
     """Set flags by column of ``sizes``: 1 if it has a value, plus 2 if an unchanged one."""
+    i: cython.Py_ssize_t
+    column: cython.Py_ssize_t
     for column in range(len(sizes) // n):
         for i in range(column * n, column * n + n):
             if sizes[i] >= 0:

@@ -1,6 +1,4 @@
-# cython: language_level=3, annotation_typing=False, boundscheck=False, wraparound=False
-# mypy: disable-error-code="no-any-return"
-# The decorators give C types to Cython, the annotations types to mypy (which sees Any there).
+# cython: language_level=3, boundscheck=False, wraparound=False
 """Quotients of numerics of up to 18 digits, by long division, with Postgres' display scale.
 
 Source of the scale: Postgres ``numeric.c`` (``select_div_scale``); its readable form is
@@ -66,55 +64,37 @@ def divide(left: Numbers, right: Numbers) -> tuple[npt.NDArray[np.uint8], pa.Arr
 
 @cython.cfunc
 @cython.exceptval(check=False)
-@cython.returns(cython.void)
-@cython.locals(
-    ka=cython.const_uchar[::1],
-    ma=cython.const_longlong[::1],
-    sa=cython.const_int[::1],
-    kb=cython.const_uchar[::1],
-    mb=cython.const_longlong[::1],
-    sb=cython.const_int[::1],
-    powers=cython.const_longlong[::1],
-    kinds=cython.uchar[::1],
-    scales=cython.int[::1],
-    i=cython.Py_ssize_t,
-    n=cython.Py_ssize_t,
-    weight=cython.int,
-    first=cython.longlong,
-    weight_b=cython.int,
-    first_b=cython.longlong,
-    scale=cython.int,
-)
 def _quotient_scales(
-    ka: memoryview,
-    ma: memoryview,
-    sa: memoryview,
-    kb: memoryview,
-    mb: memoryview,
-    sb: memoryview,
-    powers: memoryview,
-    kinds: memoryview,
-    scales: memoryview,
-) -> None:
+    ka: cython.const_uchar[::1],
+    ma: cython.const_longlong[::1],
+    sa: cython.const_int[::1],
+    kb: cython.const_uchar[::1],
+    mb: cython.const_longlong[::1],
+    sb: cython.const_int[::1],
+    powers: cython.const_longlong[::1],
+    kinds: cython.uchar[::1],
+    scales: cython.int[::1],
+) -> cython.void:
     """Compute ``quotient_scale`` of rows that fit into 64 bits; mark the others ``SLOW``.
 
     ``ma`` and ``mb`` are absolute values.
     """
-    n = len(kinds)
+    i: cython.Py_ssize_t
+    n: cython.Py_ssize_t = len(kinds)
     for i in range(n):
         if ka[i] == 0 or kb[i] == 0:
             continue
         if ka[i] != 1 or kb[i] != 1 or mb[i] == 0:
             kinds[i] = 6
             continue
-        weight = _weight(ma[i], sa[i], powers)
-        first = _leading(ma[i], sa[i], weight, powers)
-        weight_b = _weight(mb[i], sb[i], powers)
-        first_b = _leading(mb[i], sb[i], weight_b, powers)
+        weight: cython.int = _weight(ma[i], sa[i], powers)
+        first: cython.longlong = _leading(ma[i], sa[i], weight, powers)
+        weight_b: cython.int = _weight(mb[i], sb[i], powers)
+        first_b: cython.longlong = _leading(mb[i], sb[i], weight_b, powers)
         weight -= weight_b
         if first <= first_b:
             weight -= 1
-        scale = 16 - weight * 4
+        scale: cython.int = 16 - weight * 4
         if scale < sa[i]:
             scale = sa[i]
         if scale < sb[i]:
@@ -125,15 +105,13 @@ def _quotient_scales(
 
 @cython.cfunc
 @cython.exceptval(check=False)
-@cython.returns(cython.int)
-@cython.locals(
-    value=cython.longlong, scale=cython.int, powers=cython.const_longlong[::1], digits=cython.int
-)
-def _weight(value: int, scale: int, powers: memoryview) -> int:
+def _weight(
+    value: cython.longlong, scale: cython.int, powers: cython.const_longlong[::1]
+) -> cython.int:
     """Return the weight of the first non-zero base-10000 digit."""
     if value == 0:
         return 0
-    digits = 1
+    digits: cython.int = 1
     while digits < 18 and value >= powers[digits]:
         digits += 1
     return (digits - scale - 1) // 4
@@ -141,17 +119,14 @@ def _weight(value: int, scale: int, powers: memoryview) -> int:
 
 @cython.cfunc
 @cython.exceptval(check=False)
-@cython.returns(cython.longlong)
-@cython.locals(
-    value=cython.longlong,
-    scale=cython.int,
-    weight=cython.int,
-    powers=cython.const_longlong[::1],
-    below=cython.int,
-)
-def _leading(value: int, scale: int, weight: int, powers: memoryview) -> int:
+def _leading(
+    value: cython.longlong,
+    scale: cython.int,
+    weight: cython.int,
+    powers: cython.const_longlong[::1],
+) -> cython.longlong:
     """Return the first non-zero base-10000 digit, which has ``weight``."""
-    below = scale + 4 * weight  # decimal digits of the mantissa below it
+    below: cython.int = scale + 4 * weight  # decimal digits of the mantissa below it
     if below >= 0:
         return value // powers[below]
     return value * powers[-below]
@@ -160,55 +135,36 @@ def _leading(value: int, scale: int, weight: int, powers: memoryview) -> int:
 @cython.cfunc
 @cython.cdivision(True)
 @cython.exceptval(check=False)
-@cython.returns(cython.Py_ssize_t)
-@cython.locals(
-    valid=cython.const_uchar[::1],
-    signs=cython.const_longlong[::1],
-    tops=cython.const_ulonglong[::1],
-    bottoms=cython.const_ulonglong[::1],
-    shifts=cython.const_int[::1],
-    scales=cython.const_int[::1],
-    digits=cython.uchar[::1],
-    content=cython.uchar[::1],
-    starts=cython.int[::1],
-    i=cython.Py_ssize_t,
-    n=cython.Py_ssize_t,
-    p=cython.Py_ssize_t,
-    k=cython.Py_ssize_t,
-    end=cython.Py_ssize_t,
-    point=cython.Py_ssize_t,
-    bottom=cython.ulonglong,
-    whole=cython.ulonglong,
-    rest=cython.ulonglong,
-    zero=cython.bint,
-    j=cython.Py_ssize_t,
-)
 def _divide(
-    valid: memoryview,
-    signs: memoryview,
-    tops: memoryview,
-    bottoms: memoryview,
-    shifts: memoryview,
-    scales: memoryview,
-    digits: memoryview,
-    content: memoryview,
-    starts: memoryview,
-) -> int:
+    valid: cython.const_uchar[::1],
+    signs: cython.const_longlong[::1],
+    tops: cython.const_ulonglong[::1],
+    bottoms: cython.const_ulonglong[::1],
+    shifts: cython.const_int[::1],
+    scales: cython.const_int[::1],
+    digits: cython.uchar[::1],
+    content: cython.uchar[::1],
+    starts: cython.int[::1],
+) -> cython.Py_ssize_t:
     """Write texts of ``tops * 10**shifts / bottoms / 10**scales``, rounded half away from zero.
 
     Long division: a remainder is below 10**18, so ten times as much fits into 64 bits.
     """
-    n = len(valid)
-    p = 0
+    i: cython.Py_ssize_t
+    j: cython.Py_ssize_t
+    n: cython.Py_ssize_t = len(valid)
+    p: cython.Py_ssize_t = 0
     for i in range(n):
         starts[i] = p
         if not valid[i]:
             continue
-        bottom = bottoms[i]
-        whole = tops[i] // bottom
-        rest = tops[i] % bottom
-        end = 20 + shifts[i]  # digits[0] is for a carry, the next 19 for the whole part
-        k = 19
+        bottom: cython.ulonglong = bottoms[i]
+        whole: cython.ulonglong = tops[i] // bottom
+        rest: cython.ulonglong = tops[i] % bottom
+        end: cython.Py_ssize_t = (
+            20 + shifts[i]
+        )  # digits[0] is for a carry, the next 19 for the whole part
+        k: cython.Py_ssize_t = 19
         while k >= 0:
             digits[k] = whole % 10
             whole //= 10
@@ -223,12 +179,12 @@ def _divide(
                 digits[k] = 0
                 k -= 1
             digits[k] += 1
-        point = end - scales[i]
+        point: cython.Py_ssize_t = end - scales[i]
         k = 0
         while k < point - 1 and digits[k] == 0:
             k += 1
         if signs[i] < 0:
-            zero = True
+            zero: cython.bint = True
             for j in range(k, end):
                 if digits[j] != 0:
                     zero = False

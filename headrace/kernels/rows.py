@@ -1,6 +1,4 @@
-# cython: language_level=3, annotation_typing=False, boundscheck=False, wraparound=False
-# mypy: disable-error-code="no-any-return"
-# The decorators give C types to Cython, the annotations types to mypy (which sees Any there).
+# cython: language_level=3, boundscheck=False, wraparound=False
 """Rows and keys as bytes: the identity of a row, and a canonical key that sorts like Postgres.
 
 *Row*: a bitmap of NULLs (one bit per column, set = NULL, rounded up to bytes), then every
@@ -24,6 +22,11 @@ from headrace.kernels import buffers
 from headrace.kernels.buffers import Int64s
 from headrace.kernels.keys import encode_keys, pack_keys
 from headrace.kernels.packed import Packed
+
+if cython.compiled:
+    from cython.cimports.headrace.kernels.buffers import size_fixed
+else:
+    from headrace.kernels.buffers import size_fixed
 
 __all__ = [
     "Consolidator",
@@ -56,43 +59,36 @@ def pack_rows(columns: Sequence[pa.Array]) -> Packed:
 
 
 @cython.cfunc
-@cython.locals(
-    limits=cython.longlong[::1],
-    cursor=cython.longlong[::1],
-    out=cython.uchar[::1],
-    valid=cython.const_uchar[::1],
-    every=cython.const_uchar[::1],
-    i=cython.Py_ssize_t,
-    n=cython.Py_ssize_t,
-    size=cython.longlong,
-)
 def _encoded(columns: Sequence[pa.Array]) -> tuple[bytearray, Int64s]:
-    n = buffers.row_count(columns)
+    i: cython.Py_ssize_t
+    n: cython.Py_ssize_t = buffers.row_count(columns)
     bitmap_bytes = (len(columns) + 7) // 8
     parts = [_content(c) for c in columns]
-    every = buffers.view(buffers.all_valid(n))
+    every: cython.const_uchar[::1] = buffers.view(buffers.all_valid(n))
     bounds = np.empty(n + 1, np.int64)
-    limits = buffers.view(bounds)
+    limits: cython.longlong[::1] = buffers.view(bounds)
     # Fixed-width columns without NULLs take the same bytes in every row.
-    size = bitmap_bytes + sum([width for _, _, nulls, width in parts if nulls is None])
+    size: cython.longlong = bitmap_bytes + sum(
+        [width for _, _, nulls, width in parts if nulls is None]
+    )
     limits[0] = 0
     for i in range(n):
         limits[i + 1] = size
     for _, offsets, nulls, width in parts:
         if offsets is not None:
             if nulls is None:
-                valid = every
+                valid: cython.const_uchar[::1] = every
             else:
                 valid = nulls
             _size_text(offsets, valid, limits)
         elif nulls is not None:
-            _size_fixed(nulls, limits, width)
-    cursor = buffers.view(np.empty(n, np.int64))
+            size_fixed(nulls, limits, width)
+    cursor: cython.longlong[::1] = buffers.view(np.empty(n, np.int64))
     for i in range(n):
         cursor[i] = limits[i] + bitmap_bytes
         limits[i + 1] += limits[i]
     joined = bytearray(limits[n])
-    out = joined
+    out: cython.uchar[::1] = joined
     for index, (content, offsets, nulls, width) in enumerate(parts):
         if nulls is None:
             valid = every
@@ -116,27 +112,19 @@ def decode_rows(rows: Sequence[bytes], types: Sequence[pa.DataType]) -> list[pa.
 
 
 @cython.cfunc
-@cython.locals(
-    data=cython.const_uchar[::1],
-    cursor=cython.longlong[::1],
-    ends=cython.const_longlong[::1],
-    every=cython.const_uchar[::1],
-    i=cython.Py_ssize_t,
-    n=cython.Py_ssize_t,
-    plain=cython.int,
-)
 def _decoded(rows: Sequence[bytes], types: Sequence[pa.DataType]) -> list[pa.Array]:
-    n = len(rows)
+    i: cython.Py_ssize_t
+    n: cython.Py_ssize_t = len(rows)
     bounds = buffers.lengths(list(rows))
     bitmap_bytes = (len(types) + 7) // 8
-    data = b"".join(rows)
-    cursor = buffers.view(bounds[:n].copy())
-    ends = buffers.view(bounds)
-    plain = _bitmaps(data, ends, bitmap_bytes)
+    data: cython.const_uchar[::1] = b"".join(rows)
+    cursor: cython.longlong[::1] = buffers.view(bounds[:n].copy())
+    ends: cython.const_longlong[::1] = buffers.view(bounds)
+    plain: cython.int = _bitmaps(data, ends, bitmap_bytes)
     if plain < 0:
         raise ValueError(_CORRUPT)
     whole = buffers.all_valid(n)
-    every = buffers.view(whole)
+    every: cython.const_uchar[::1] = buffers.view(whole)
     valids = [whole] * len(types)
     if not plain:
         valids = [np.empty(n, np.uint8) for _ in types]
@@ -178,10 +166,9 @@ class Consolidator:
         """Return the number of distinct rows seen, also of weight zero (to limit memory)."""
         return len(self._weights)
 
-    @cython.locals(known=dict)
     def add(self, rows: Sequence[bytes], weights: Iterable[int]) -> None:
         """Add ``weights`` to the rows' weights; both of the same length, else ValueError."""
-        known = self._weights
+        known: dict[bytes, int] = self._weights
         for row, weight in zip(rows, _integers(weights), strict=True):
             known[row] = known.get(row, 0) + weight
 
@@ -249,28 +236,21 @@ def _content(column: pa.Array) -> _Part:
 
 
 @cython.cfunc
-@cython.locals(
-    keys=list, seen=dict, ids=cython.longlong[::1], i=cython.Py_ssize_t, n=cython.Py_ssize_t
-)
-def _number(keys: list[bytes], seen: dict[bytes, int], ids: memoryview) -> None:
-    n = len(keys)
+def _number(keys: list[bytes], seen: dict[bytes, int], ids: cython.longlong[::1]) -> None:
+    i: cython.Py_ssize_t
+    n: cython.Py_ssize_t = len(keys)
     for i in range(n):
         ids[i] = seen.setdefault(keys[i], len(seen))
 
 
 @cython.cfunc
 @cython.exceptval(check=False)
-@cython.returns(cython.void)
-@cython.locals(
-    ids=cython.const_longlong[::1],
-    firsts=cython.longlong[::1],
-    known=cython.Py_ssize_t,
-    i=cython.Py_ssize_t,
-    n=cython.Py_ssize_t,
-)
-def _firsts(ids: memoryview, firsts: memoryview, known: int) -> None:
+def _firsts(
+    ids: cython.const_longlong[::1], firsts: cython.longlong[::1], known: cython.Py_ssize_t
+) -> cython.void:
     """Find the first position of each id from ``known`` on; they first occur in ascending order."""
-    n = 0
+    i: cython.Py_ssize_t
+    n: cython.Py_ssize_t = 0
     for i in range(len(ids)):
         if ids[i] == known + n:
             firsts[n] = i
@@ -279,16 +259,14 @@ def _firsts(ids: memoryview, firsts: memoryview, known: int) -> None:
 
 @cython.cfunc
 @cython.exceptval(check=False)
-@cython.returns(cython.void)
-@cython.locals(
-    out=cython.uchar[::1],
-    cursor=cython.const_longlong[::1],
-    valid=cython.const_uchar[::1],
-    index=cython.Py_ssize_t,
-    i=cython.Py_ssize_t,
-)
-def _put_nulls(out: memoryview, cursor: memoryview, valid: memoryview, index: int) -> None:
+def _put_nulls(
+    out: cython.uchar[::1],
+    cursor: cython.const_longlong[::1],
+    valid: cython.const_uchar[::1],
+    index: cython.Py_ssize_t,
+) -> cython.void:
     """Set the bit of column ``index`` in the bitmaps at ``cursor``, where it is NULL."""
+    i: cython.Py_ssize_t
     for i in range(len(valid)):
         if not valid[i]:
             out[cursor[i] + (index >> 3)] |= 1 << (index & 7)
@@ -296,18 +274,13 @@ def _put_nulls(out: memoryview, cursor: memoryview, valid: memoryview, index: in
 
 @cython.cfunc
 @cython.exceptval(check=False)
-@cython.returns(cython.int)
-@cython.locals(
-    data=cython.const_uchar[::1],
-    ends=cython.const_longlong[::1],
-    width=cython.Py_ssize_t,
-    i=cython.Py_ssize_t,
-    p=cython.Py_ssize_t,
-    found=cython.int,
-)
-def _bitmaps(data: memoryview, ends: memoryview, width: int) -> int:
+def _bitmaps(
+    data: cython.const_uchar[::1], ends: cython.const_longlong[::1], width: cython.Py_ssize_t
+) -> cython.int:
     """Return 1 if no bit of the bitmaps (``width`` bytes) is set, else 0; -1: row too short."""
-    found = 0
+    i: cython.Py_ssize_t
+    p: cython.Py_ssize_t
+    found: cython.int = 0
     for i in range(len(ends) - 1):
         if ends[i] + width > ends[i + 1]:
             return -1
@@ -318,27 +291,22 @@ def _bitmaps(data: memoryview, ends: memoryview, width: int) -> int:
 
 @cython.cfunc
 @cython.exceptval(check=False)
-@cython.returns(cython.void)
-@cython.locals(
-    data=cython.const_uchar[::1],
-    cursor=cython.const_longlong[::1],
-    valid=cython.uchar[::1],
-    index=cython.Py_ssize_t,
-    i=cython.Py_ssize_t,
-)
-def _take_nulls(data: memoryview, cursor: memoryview, valid: memoryview, index: int) -> None:
+def _take_nulls(
+    data: cython.const_uchar[::1],
+    cursor: cython.const_longlong[::1],
+    valid: cython.uchar[::1],
+    index: cython.Py_ssize_t,
+) -> cython.void:
     """Fill ``valid`` from the bits of column ``index`` in the bitmaps at ``cursor``."""
+    i: cython.Py_ssize_t
     for i in range(len(valid)):
         valid[i] = 1 - ((data[cursor[i] + (index >> 3)] >> (index & 7)) & 1)
 
 
 @cython.cfunc
 @cython.exceptval(check=False)
-@cython.returns(cython.bint)
-@cython.locals(
-    cursor=cython.const_longlong[::1], ends=cython.const_longlong[::1], i=cython.Py_ssize_t
-)
-def _at_end(cursor: memoryview, ends: memoryview) -> bool:
+def _at_end(cursor: cython.const_longlong[::1], ends: cython.const_longlong[::1]) -> cython.bint:
+    i: cython.Py_ssize_t
     for i in range(len(cursor)):  # noqa: SIM110  a loop of C, where all() takes a generator
         if cursor[i] != ends[i + 1]:
             return False
@@ -347,36 +315,14 @@ def _at_end(cursor: memoryview, ends: memoryview) -> bool:
 
 @cython.cfunc
 @cython.exceptval(check=False)
-@cython.returns(cython.void)
-@cython.locals(
-    valid=cython.const_uchar[::1],
-    sizes=cython.longlong[::1],
-    width=cython.Py_ssize_t,
-    i=cython.Py_ssize_t,
-)
-def _size_fixed(valid: memoryview, sizes: memoryview, width: int) -> None:
-    """Add the bytes of each row's value to the size of the row, ``sizes[i + 1]``."""
-    for i in range(len(valid)):
-        if valid[i]:
-            sizes[i + 1] += width
-
-
-@cython.cfunc
-@cython.exceptval(check=False)
-@cython.returns(cython.void)
-@cython.locals(
-    offsets=cython.const_int[::1],
-    valid=cython.const_uchar[::1],
-    sizes=cython.longlong[::1],
-    i=cython.Py_ssize_t,
-    n=cython.Py_ssize_t,
-    length=cython.longlong,
-)
-def _size_text(offsets: memoryview, valid: memoryview, sizes: memoryview) -> None:
-    n = len(valid)
+def _size_text(
+    offsets: cython.const_int[::1], valid: cython.const_uchar[::1], sizes: cython.longlong[::1]
+) -> cython.void:
+    i: cython.Py_ssize_t
+    n: cython.Py_ssize_t = len(valid)
     for i in range(n):
         if valid[i]:
-            length = offsets[i + 1] - offsets[i]
+            length: cython.longlong = offsets[i + 1] - offsets[i]
             sizes[i + 1] += length + 1
             while length >= 128:
                 sizes[i + 1] += 1
@@ -385,31 +331,22 @@ def _size_text(offsets: memoryview, valid: memoryview, sizes: memoryview) -> Non
 
 @cython.cfunc
 @cython.exceptval(check=False)
-@cython.returns(cython.void)
-@cython.locals(
-    out=cython.uchar[::1],
-    cursor=cython.longlong[::1],
-    data=cython.const_uchar[::1],
-    offsets=cython.const_int[::1],
-    valid=cython.const_uchar[::1],
-    i=cython.Py_ssize_t,
-    n=cython.Py_ssize_t,
-    p=cython.Py_ssize_t,
-    q=cython.Py_ssize_t,
-    end=cython.Py_ssize_t,
-    length=cython.longlong,
-)
 def _put_text(
-    out: memoryview, cursor: memoryview, data: memoryview, offsets: memoryview, valid: memoryview
-) -> None:
-    n = len(valid)
+    out: cython.uchar[::1],
+    cursor: cython.longlong[::1],
+    data: cython.const_uchar[::1],
+    offsets: cython.const_int[::1],
+    valid: cython.const_uchar[::1],
+) -> cython.void:
+    i: cython.Py_ssize_t
+    n: cython.Py_ssize_t = len(valid)
     for i in range(n):
         if not valid[i]:
             continue
-        p = cursor[i]
-        q = offsets[i]
-        end = offsets[i + 1]
-        length = end - q
+        p: cython.Py_ssize_t = cursor[i]
+        q: cython.Py_ssize_t = offsets[i]
+        end: cython.Py_ssize_t = offsets[i + 1]
+        length: cython.longlong = end - q
         while length >= 128:
             out[p] = 128 | (length & 127)
             length >>= 7
@@ -425,25 +362,19 @@ def _put_text(
 
 @cython.cfunc
 @cython.exceptval(check=False)
-@cython.returns(cython.void)
-@cython.locals(
-    out=cython.uchar[::1],
-    cursor=cython.longlong[::1],
-    data=cython.const_uchar[::1],
-    valid=cython.const_uchar[::1],
-    width=cython.Py_ssize_t,
-    i=cython.Py_ssize_t,
-    j=cython.Py_ssize_t,
-    n=cython.Py_ssize_t,
-    p=cython.Py_ssize_t,
-)
 def _put_fixed(
-    out: memoryview, cursor: memoryview, data: memoryview, valid: memoryview, width: int
-) -> None:
-    n = len(valid)
+    out: cython.uchar[::1],
+    cursor: cython.longlong[::1],
+    data: cython.const_uchar[::1],
+    valid: cython.const_uchar[::1],
+    width: cython.Py_ssize_t,
+) -> cython.void:
+    i: cython.Py_ssize_t
+    j: cython.Py_ssize_t
+    n: cython.Py_ssize_t = len(valid)
     for i in range(n):
         if valid[i]:
-            p = cursor[i]
+            p: cython.Py_ssize_t = cursor[i]
             for j in range(width):
                 out[p + j] = data[i * width + j]
             cursor[i] = p + width
@@ -451,31 +382,20 @@ def _put_fixed(
 
 @cython.cfunc
 @cython.exceptval(check=False)
-@cython.returns(cython.bint)
-@cython.locals(
-    data=cython.const_uchar[::1],
-    cursor=cython.longlong[::1],
-    ends=cython.const_longlong[::1],
-    valid=cython.const_uchar[::1],
-    out=cython.uchar[::1],
-    width=cython.Py_ssize_t,
-    i=cython.Py_ssize_t,
-    j=cython.Py_ssize_t,
-    n=cython.Py_ssize_t,
-    p=cython.Py_ssize_t,
-)
 def _take_fixed(
-    data: memoryview,
-    cursor: memoryview,
-    ends: memoryview,
-    valid: memoryview,
-    out: memoryview,
-    width: int,
-) -> bool:
-    n = len(valid)
+    data: cython.const_uchar[::1],
+    cursor: cython.longlong[::1],
+    ends: cython.const_longlong[::1],
+    valid: cython.const_uchar[::1],
+    out: cython.uchar[::1],
+    width: cython.Py_ssize_t,
+) -> cython.bint:
+    i: cython.Py_ssize_t
+    j: cython.Py_ssize_t
+    n: cython.Py_ssize_t = len(valid)
     for i in range(n):
         if valid[i]:
-            p = cursor[i]
+            p: cython.Py_ssize_t = cursor[i]
             if p + width > ends[i + 1]:
                 return False
             for j in range(width):
@@ -485,26 +405,18 @@ def _take_fixed(
 
 
 @cython.cfunc
-@cython.locals(
-    data=cython.const_uchar[::1],
-    cursor=cython.longlong[::1],
-    ends=cython.const_longlong[::1],
-    there=cython.const_uchar[::1],
-    limits=cython.int[::1],
-    total=cython.longlong,
-)
 def _take_text(
-    data: memoryview,
-    cursor: memoryview,
-    ends: memoryview,
-    there: memoryview,
+    data: cython.const_uchar[::1],
+    cursor: cython.longlong[::1],
+    ends: cython.const_longlong[::1],
+    there: cython.const_uchar[::1],
     valid: buffers.Bytes,
     kind: pa.DataType,
 ) -> pa.Array:
     """Read a text column; ``there`` is a view of ``valid``."""
     starts = np.zeros(len(there) + 1, np.int32)
-    limits = buffers.view(starts)
-    total = _take_lengths(data, cursor, ends, there, limits)
+    limits: cython.int[::1] = buffers.view(starts)
+    total: cython.longlong = _take_lengths(data, cursor, ends, there, limits)
     if total < 0:
         raise ValueError(_CORRUPT)
     if total > buffers.TEXT_BYTES_MAX:
@@ -517,36 +429,26 @@ def _take_text(
 
 @cython.cfunc
 @cython.exceptval(check=False)
-@cython.returns(cython.longlong)
-@cython.locals(
-    data=cython.const_uchar[::1],
-    cursor=cython.longlong[::1],
-    ends=cython.const_longlong[::1],
-    valid=cython.const_uchar[::1],
-    starts=cython.int[::1],
-    i=cython.Py_ssize_t,
-    n=cython.Py_ssize_t,
-    p=cython.Py_ssize_t,
-    length=cython.longlong,
-    total=cython.longlong,
-    shift=cython.int,
-    c=cython.longlong,
-)
 def _take_lengths(
-    data: memoryview, cursor: memoryview, ends: memoryview, valid: memoryview, starts: memoryview
-) -> int:
+    data: cython.const_uchar[::1],
+    cursor: cython.longlong[::1],
+    ends: cython.const_longlong[::1],
+    valid: cython.const_uchar[::1],
+    starts: cython.int[::1],
+) -> cython.longlong:
     """Read the varints and fill ``starts``; return the bytes needed, or -1 if malformed."""
-    n = len(valid)
-    total = 0
+    i: cython.Py_ssize_t
+    n: cython.Py_ssize_t = len(valid)
+    total: cython.longlong = 0
     for i in range(n):
         if valid[i]:
-            p = cursor[i]
-            length = 0
-            shift = 0
+            p: cython.Py_ssize_t = cursor[i]
+            length: cython.longlong = 0
+            shift: cython.int = 0
             while True:
                 if p >= ends[i + 1] or shift > 28:
                     return -1
-                c = data[p]
+                c: cython.longlong = data[p]
                 p += 1
                 length |= (c & 127) << shift
                 if c < 128:
@@ -564,24 +466,18 @@ def _take_lengths(
 
 @cython.cfunc
 @cython.exceptval(check=False)
-@cython.returns(cython.void)
-@cython.locals(
-    data=cython.const_uchar[::1],
-    cursor=cython.longlong[::1],
-    starts=cython.const_int[::1],
-    out=cython.uchar[::1],
-    i=cython.Py_ssize_t,
-    n=cython.Py_ssize_t,
-    p=cython.Py_ssize_t,
-    q=cython.Py_ssize_t,
-    end=cython.Py_ssize_t,
-)
-def _take_bytes(data: memoryview, cursor: memoryview, starts: memoryview, out: memoryview) -> None:
-    n = len(cursor)
+def _take_bytes(
+    data: cython.const_uchar[::1],
+    cursor: cython.longlong[::1],
+    starts: cython.const_int[::1],
+    out: cython.uchar[::1],
+) -> cython.void:
+    i: cython.Py_ssize_t
+    n: cython.Py_ssize_t = len(cursor)
     for i in range(n):
-        p = cursor[i]
-        q = starts[i]
-        end = starts[i + 1]
+        p: cython.Py_ssize_t = cursor[i]
+        q: cython.Py_ssize_t = starts[i]
+        end: cython.Py_ssize_t = starts[i + 1]
         while q < end:
             out[q] = data[p]
             q += 1

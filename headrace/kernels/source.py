@@ -1,4 +1,3 @@
-# mypy: disable-error-code="untyped-decorator"
 """Hot loops of the source collection: replay ops in stream order to the last row of each key."""
 
 from __future__ import annotations
@@ -35,10 +34,12 @@ def segments(
     i: cython.Py_ssize_t
     n: cython.Py_ssize_t = len(ops)
     start: cython.Py_ssize_t = 0
+    truncate: cython.int = TRUNCATE
     cuts: list[int] = []
     touched: set[bytes | None] = set()
     for i in range(n):
-        if ops[i] == 3:
+        op: cython.int = ops[i]
+        if op == truncate:
             if i > start:
                 cuts.append(i)
             cuts.append(i + 1)
@@ -64,10 +65,13 @@ def segments(
 def keyless(ops: list[int], old_keys: list[bytes | None], new_keys: list[bytes | None]) -> bool:
     """Return whether an INSERT or UPDATE has no new key, or a DELETE no old one."""
     i: cython.Py_ssize_t
+    update: cython.int = UPDATE
+    delete: cython.int = DELETE
     for i in range(len(ops)):
-        if ops[i] <= 1 and new_keys[i] is None:
+        op: cython.int = ops[i]
+        if op <= update and new_keys[i] is None:
             return True
-        if ops[i] == 2 and old_keys[i] is None:
+        if op == delete and old_keys[i] is None:
             return True
     return False
 
@@ -77,12 +81,14 @@ def touched_keys(
 ) -> dict[bytes, int]:
     """Assign numbers to the keys of ops ``start`` to ``end`` in first-seen order."""
     i: cython.Py_ssize_t
+    delete: cython.int = DELETE
     slots: dict[bytes, int] = {}
     for i in range(start, end):
         old = old_keys[i]
         if old is not None and old not in slots:
             slots[old] = len(slots)
-        if ops[i] != 2:
+        op: cython.int = ops[i]
+        if op != delete:
             new = new_keys[i]
             if new is not None and new not in slots:
                 slots[new] = len(slots)
@@ -107,25 +113,25 @@ def replay(
     (``MISSING``, ``PRESENT``); -1 and 0 if there is none.
     """
     i: cython.Py_ssize_t
-    slot: cython.Py_ssize_t
-    op: cython.int
-    after: list[int] = [-2] * len(slots)
+    insert: cython.int = INSERT
+    delete: cython.int = DELETE
+    after: list[int] = [UNTOUCHED] * len(slots)
     there: list[bool] = list(present)
     for i in range(start, end):
-        op = ops[i]
-        if op != 0:
+        op: cython.int = ops[i]
+        if op != insert:
             old = old_keys[i]
             if old is None:
                 old = new_keys[i]
-            slot = slots[old]
+            slot: cython.Py_ssize_t = slots[old]
             if not there[slot] and not partial:
-                return after, i, 1
+                return after, i, MISSING
             there[slot] = False
-            after[slot] = -1
-        if op != 2:
+            after[slot] = NO_ROW
+        if op != delete:
             slot = slots[new_keys[i]]
             if there[slot]:
-                return after, i, 2
+                return after, i, PRESENT
             there[slot] = True
             after[slot] = i
     return after, -1, 0
@@ -146,19 +152,20 @@ def changes(
     keys and values to store (None deletes).  Keys whose row is unchanged are left out.
     """
     slot: cython.Py_ssize_t
-    at: cython.Py_ssize_t
+    no_row: cython.Py_ssize_t = NO_ROW
+    untouched: cython.Py_ssize_t = UNTOUCHED
     first: cython.Py_ssize_t = start
     went: list[bytes] = []
     came: list[int] = []
     put_keys: list[bytes] = []
     put_values: list[bytes | None] = []
     for slot in range(len(keys)):
-        at = after[slot]
-        if at == -2:
+        at: cython.Py_ssize_t = after[slot]
+        if at == untouched:
             continue
         old = before[slot]
-        new = None if at == -1 else rows[at - first]
-        if wanted is not None and at != -1 and not wanted[at - first]:
+        new = None if at == no_row else rows[at - first]
+        if wanted is not None and at != no_row and not wanted[at - first]:
             new = None
         if old == new:
             continue

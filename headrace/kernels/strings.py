@@ -1,6 +1,4 @@
-# cython: language_level=3, annotation_typing=False, boundscheck=False, wraparound=False
-# mypy: disable-error-code="no-any-return"
-# The decorators give C types to Cython, the annotations types to mypy (which sees Any there).
+# cython: language_level=3, boundscheck=False, wraparound=False
 """Functions over UTF-8 texts, by characters as Postgres counts them in a UTF8 database.
 
 Positions and lengths are int64 columns with int4 values, so that sums of two never wrap.
@@ -54,30 +52,21 @@ def like(column: pa.StringArray, tokens: Tokens) -> pa.Array:
 
 @cython.cfunc
 @cython.exceptval(check=False)
-@cython.returns(cython.void)
-@cython.locals(
-    data=cython.const_uchar[::1],
-    offsets=cython.const_int[::1],
-    tokens=cython.const_int[::1],
-    out=cython.uchar[::1],
-    i=cython.Py_ssize_t,
-    n=cython.Py_ssize_t,
-    p=cython.Py_ssize_t,
-    count=cython.Py_ssize_t,
-    at=cython.Py_ssize_t,
-    end=cython.Py_ssize_t,
-    mark=cython.Py_ssize_t,
-    hold=cython.Py_ssize_t,
-)
-def _like(data: memoryview, offsets: memoryview, tokens: memoryview, out: memoryview) -> None:
-    n = len(out)
-    count = len(tokens)
+def _like(
+    data: cython.const_uchar[::1],
+    offsets: cython.const_int[::1],
+    tokens: cython.const_int[::1],
+    out: cython.uchar[::1],
+) -> cython.void:
+    i: cython.Py_ssize_t
+    n: cython.Py_ssize_t = len(out)
+    count: cython.Py_ssize_t = len(tokens)
     for i in range(n):
-        at = offsets[i]
-        end = offsets[i + 1]
-        p = 0
-        mark = -1  # the token after the last %, which has matched up to ``hold``
-        hold = 0
+        at: cython.Py_ssize_t = offsets[i]
+        end: cython.Py_ssize_t = offsets[i + 1]
+        p: cython.Py_ssize_t = 0
+        mark: cython.Py_ssize_t = -1  # the token after the last %, which has matched up to ``hold``
+        hold: cython.Py_ssize_t = 0
         while True:
             if p < count and tokens[p] == 257:
                 p += 1
@@ -136,36 +125,21 @@ def substring(column: pa.StringArray, start: pa.Array, size: pa.Array) -> pa.Arr
 
 @cython.cfunc
 @cython.exceptval(check=False)
-@cython.returns(cython.void)
-@cython.locals(
-    data=cython.const_uchar[::1],
-    offsets=cython.const_int[::1],
-    start=cython.const_longlong[::1],
-    size=cython.const_longlong[::1],
-    limited=cython.const_uchar[::1],
-    begins=cython.int[::1],
-    ends=cython.int[::1],
-    i=cython.Py_ssize_t,
-    n=cython.Py_ssize_t,
-    at=cython.Py_ssize_t,
-    end=cython.Py_ssize_t,
-    skip=cython.longlong,
-    last=cython.longlong,
-)
 def _substring(
-    data: memoryview,
-    offsets: memoryview,
-    start: memoryview,
-    size: memoryview,
-    limited: memoryview,
-    begins: memoryview,
-    ends: memoryview,
-) -> None:
-    n = len(begins)
+    data: cython.const_uchar[::1],
+    offsets: cython.const_int[::1],
+    start: cython.const_longlong[::1],
+    size: cython.const_longlong[::1],
+    limited: cython.const_uchar[::1],
+    begins: cython.int[::1],
+    ends: cython.int[::1],
+) -> cython.void:
+    i: cython.Py_ssize_t
+    n: cython.Py_ssize_t = len(begins)
     for i in range(n):
-        at = offsets[i]
-        end = offsets[i + 1]
-        skip = start[i] - 1 if start[i] > 1 else 0
+        at: cython.Py_ssize_t = offsets[i]
+        end: cython.Py_ssize_t = offsets[i + 1]
+        skip: cython.longlong = start[i] - 1 if start[i] > 1 else 0
         while skip > 0 and at < end:
             at += 1
             while at < end and data[at] & 192 == 128:
@@ -173,7 +147,7 @@ def _substring(
             skip -= 1
         begins[i] = at
         if limited[i]:
-            last = start[i] + size[i] - (start[i] if start[i] > 1 else 1)
+            last: cython.longlong = start[i] + size[i] - (start[i] if start[i] > 1 else 1)
             while last > 0 and at < end:
                 at += 1
                 while at < end and data[at] & 192 == 128:
@@ -201,39 +175,26 @@ def edge(column: pa.StringArray, size: pa.Array, *, right: bool) -> pa.Array:
 
 @cython.cfunc
 @cython.exceptval(check=False)
-@cython.returns(cython.void)
-@cython.locals(
-    data=cython.const_uchar[::1],
-    offsets=cython.const_int[::1],
-    size=cython.const_longlong[::1],
-    right=cython.bint,
-    begins=cython.int[::1],
-    ends=cython.int[::1],
-    i=cython.Py_ssize_t,
-    n=cython.Py_ssize_t,
-    at=cython.Py_ssize_t,
-    end=cython.Py_ssize_t,
-    wanted=cython.longlong,
-)
 def _edge(
-    data: memoryview,
-    offsets: memoryview,
-    size: memoryview,
-    right: bool,
-    begins: memoryview,
-    ends: memoryview,
-) -> None:
-    n = len(begins)
+    data: cython.const_uchar[::1],
+    offsets: cython.const_int[::1],
+    size: cython.const_longlong[::1],
+    right: cython.bint,
+    begins: cython.int[::1],
+    ends: cython.int[::1],
+) -> cython.void:
+    i: cython.Py_ssize_t
+    n: cython.Py_ssize_t = len(begins)
     for i in range(n):
         begins[i] = offsets[i]
         ends[i] = offsets[i + 1]
-        wanted = size[i]
+        wanted: cython.longlong = size[i]
         if (wanted >= 0) == right:
             # Count from the end: right(s, 2) begins there, left(s, -2) ends there.
             if wanted < 0:
                 wanted = -wanted
-            at = offsets[i + 1]
-            end = offsets[i]
+            at: cython.Py_ssize_t = offsets[i + 1]
+            end: cython.Py_ssize_t = offsets[i]
             while wanted > 0 and at > end:
                 at -= 1
                 while at > end and data[at] & 192 == 128:
@@ -276,20 +237,17 @@ def split_part(column: pa.StringArray, separator: bytes, fields: pa.Array) -> pa
 
 @cython.cfunc
 @cython.exceptval(check=False)
-@cython.returns(cython.Py_ssize_t)
-@cython.locals(
-    data=cython.const_uchar[::1],
-    at=cython.Py_ssize_t,
-    end=cython.Py_ssize_t,
-    needle=cython.const_uchar[::1],
-    first=cython.Py_ssize_t,
-    size=cython.Py_ssize_t,
-    k=cython.Py_ssize_t,
-)
-def _find(data: memoryview, at: int, end: int, needle: memoryview, first: int, size: int) -> int:
+def _find(
+    data: cython.const_uchar[::1],
+    at: cython.Py_ssize_t,
+    end: cython.Py_ssize_t,
+    needle: cython.const_uchar[::1],
+    first: cython.Py_ssize_t,
+    size: cython.Py_ssize_t,
+) -> cython.Py_ssize_t:
     """Find ``needle[first:first + size]`` in ``data[at:end]``; return its position or -1."""
     while at + size <= end:
-        k = 0
+        k: cython.Py_ssize_t = 0
         while k < size and data[at + k] == needle[first + k]:
             k += 1
         if k == size:
@@ -300,40 +258,24 @@ def _find(data: memoryview, at: int, end: int, needle: memoryview, first: int, s
 
 @cython.cfunc
 @cython.exceptval(check=False)
-@cython.returns(cython.void)
-@cython.locals(
-    data=cython.const_uchar[::1],
-    offsets=cython.const_int[::1],
-    needle=cython.const_uchar[::1],
-    fields=cython.const_longlong[::1],
-    begins=cython.int[::1],
-    ends=cython.int[::1],
-    i=cython.Py_ssize_t,
-    n=cython.Py_ssize_t,
-    at=cython.Py_ssize_t,
-    end=cython.Py_ssize_t,
-    size=cython.Py_ssize_t,
-    found=cython.Py_ssize_t,
-    wanted=cython.longlong,
-    count=cython.longlong,
-)
 def _split_part(
-    data: memoryview,
-    offsets: memoryview,
-    needle: memoryview,
-    fields: memoryview,
-    begins: memoryview,
-    ends: memoryview,
-) -> None:
-    n = len(begins)
-    size = len(needle)
+    data: cython.const_uchar[::1],
+    offsets: cython.const_int[::1],
+    needle: cython.const_uchar[::1],
+    fields: cython.const_longlong[::1],
+    begins: cython.int[::1],
+    ends: cython.int[::1],
+) -> cython.void:
+    i: cython.Py_ssize_t
+    n: cython.Py_ssize_t = len(begins)
+    size: cython.Py_ssize_t = len(needle)
     for i in range(n):
-        at = offsets[i]
-        end = offsets[i + 1]
-        wanted = fields[i]
+        at: cython.Py_ssize_t = offsets[i]
+        end: cython.Py_ssize_t = offsets[i + 1]
+        wanted: cython.longlong = fields[i]
         if wanted < 0:
-            count = 1
-            found = _find(data, at, end, needle, 0, size)
+            count: cython.longlong = 1
+            found: cython.Py_ssize_t = _find(data, at, end, needle, 0, size)
             while found >= 0:
                 count += 1
                 found = _find(data, found + size, end, needle, 0, size)
@@ -370,21 +312,17 @@ def _copied(
 
 @cython.cfunc
 @cython.exceptval(check=False)
-@cython.returns(cython.void)
-@cython.locals(
-    data=cython.const_uchar[::1],
-    begins=cython.const_int[::1],
-    starts=cython.const_int[::1],
-    content=cython.uchar[::1],
-    i=cython.Py_ssize_t,
-    n=cython.Py_ssize_t,
-    k=cython.Py_ssize_t,
-    shift=cython.Py_ssize_t,
-)
-def _copy(data: memoryview, begins: memoryview, starts: memoryview, content: memoryview) -> None:
-    n = len(begins)
+def _copy(
+    data: cython.const_uchar[::1],
+    begins: cython.const_int[::1],
+    starts: cython.const_int[::1],
+    content: cython.uchar[::1],
+) -> cython.void:
+    i: cython.Py_ssize_t
+    k: cython.Py_ssize_t
+    n: cython.Py_ssize_t = len(begins)
     for i in range(n):
-        shift = begins[i] - starts[i]
+        shift: cython.Py_ssize_t = begins[i] - starts[i]
         for k in range(starts[i], starts[i + 1]):
             content[k] = data[k + shift]
 
@@ -408,29 +346,22 @@ def position(column: pa.StringArray, needle: pa.StringArray) -> pa.Array:
 
 @cython.cfunc
 @cython.exceptval(check=False)
-@cython.returns(cython.void)
-@cython.locals(
-    data=cython.const_uchar[::1],
-    offsets=cython.const_int[::1],
-    needle=cython.const_uchar[::1],
-    places=cython.const_int[::1],
-    out=cython.int[::1],
-    i=cython.Py_ssize_t,
-    n=cython.Py_ssize_t,
-    k=cython.Py_ssize_t,
-    found=cython.Py_ssize_t,
-    count=cython.int,
-)
 def _position(
-    data: memoryview, offsets: memoryview, needle: memoryview, places: memoryview, out: memoryview
-) -> None:
-    n = len(out)
+    data: cython.const_uchar[::1],
+    offsets: cython.const_int[::1],
+    needle: cython.const_uchar[::1],
+    places: cython.const_int[::1],
+    out: cython.int[::1],
+) -> cython.void:
+    i: cython.Py_ssize_t
+    k: cython.Py_ssize_t
+    n: cython.Py_ssize_t = len(out)
     for i in range(n):
-        found = _find(
+        found: cython.Py_ssize_t = _find(
             data, offsets[i], offsets[i + 1], needle, places[i], places[i + 1] - places[i]
         )
         if found >= 0:
-            count = 1
+            count: cython.int = 1
             for k in range(offsets[i], found):
                 if data[k] & 192 != 128:
                     count += 1
@@ -448,25 +379,17 @@ def first_point(column: pa.StringArray) -> pa.Array:
 
 @cython.cfunc
 @cython.exceptval(check=False)
-@cython.returns(cython.void)
-@cython.locals(
-    data=cython.const_uchar[::1],
-    offsets=cython.const_int[::1],
-    out=cython.int[::1],
-    i=cython.Py_ssize_t,
-    n=cython.Py_ssize_t,
-    at=cython.Py_ssize_t,
-    end=cython.Py_ssize_t,
-    c=cython.int,
-)
-def _first_point(data: memoryview, offsets: memoryview, out: memoryview) -> None:
-    n = len(out)
+def _first_point(
+    data: cython.const_uchar[::1], offsets: cython.const_int[::1], out: cython.int[::1]
+) -> cython.void:
+    i: cython.Py_ssize_t
+    n: cython.Py_ssize_t = len(out)
     for i in range(n):
-        at = offsets[i]
-        end = offsets[i + 1]
+        at: cython.Py_ssize_t = offsets[i]
+        end: cython.Py_ssize_t = offsets[i + 1]
         if at == end:
             continue
-        c = data[at]
+        c: cython.int = data[at]
         if c >= 240:
             c &= 7
         elif c >= 224:

@@ -1,5 +1,4 @@
-# cython: language_level=3, annotation_typing=False
-# The decorators give C types to Cython, the annotations types to mypy.
+# cython: language_level=3
 """Keys of arrays and rows with parts whose text is not canonical, as in interval[] and bpchar[].
 
 Equal values of such a part may have different texts.  A *form* describes the text of a value:
@@ -101,7 +100,6 @@ def _read_form(form: Form, at: int) -> tuple[Shape, int]:
     return int(form[at:end]), end
 
 
-@cython.locals(pieces=list, parts=dict)
 def _write(value: bytes | None, shape: Shape, pieces: list[Any], parts: dict[int, Any]) -> None:
     """Append the pieces of a value's key: bytes, or the OID of a part to be encoded."""
     if isinstance(shape, int):
@@ -115,30 +113,21 @@ def _write(value: bytes | None, shape: Shape, pieces: list[Any], parts: dict[int
         _write_row(value, shape, pieces, parts)
 
 
-@cython.locals(
-    value=bytes,
-    pieces=list,
-    parts=dict,
-    p=cython.Py_ssize_t,
-    start=cython.Py_ssize_t,
-    end=cython.Py_ssize_t,
-    c=cython.int,
-)
 def _write_array(value: bytes, element: Shape, pieces: list[Any], parts: dict[int, Any]) -> None:
-    end = len(value)
-    p = 0
+    end: cython.Py_ssize_t = len(value)
+    p: cython.Py_ssize_t = 0
     if value.startswith(b"["):  # [0:1]={…}
         p = value.index(b"=") + 1
         pieces.append(value[:p])
     while p < end:
-        c = value[p]
+        c: cython.int = value[p]
         if c == 123 or c == 125:  # { }
             pieces.append(b"{" if c == 123 else b"}")
             p += 1
         elif c == 44:
             p += 1
         elif c == 34:
-            start = p + 1
+            start: cython.Py_ssize_t = p + 1
             p = start
             while value[p] != 34:
                 p += 2 if value[p] == 92 else 1
@@ -152,31 +141,21 @@ def _write_array(value: bytes, element: Shape, pieces: list[Any], parts: dict[in
             _write(None if bare == b"NULL" else bare, element, pieces, parts)
 
 
-@cython.locals(
-    value=bytes,
-    pieces=list,
-    parts=dict,
-    p=cython.Py_ssize_t,
-    start=cython.Py_ssize_t,
-    end=cython.Py_ssize_t,
-    quoted=cython.bint,
-    c=cython.int,
-)
 def _write_row(
     value: bytes, columns: tuple[Shape, ...], pieces: list[Any], parts: dict[int, Any]
 ) -> None:
-    end = len(value)
+    end: cython.Py_ssize_t = len(value)
     if end < 2 or value[0] != 40 or value[end - 1] != 41:
         raise ValueError(_MALFORMED)
     pieces.append(b"(")
-    p = 0
+    p: cython.Py_ssize_t = 0
     for column in columns:
         if value[p] != (44 if p else 40):
             raise ValueError(_MALFORMED)
         p += 1
-        start = p
-        quoted = False
-        c = value[p]
+        start: cython.Py_ssize_t = p
+        quoted: cython.bint = False
+        c: cython.int = value[p]
         while quoted or (c != 44 and c != 41):
             if c == 92:
                 p += 1
@@ -190,14 +169,13 @@ def _write_row(
         raise ValueError(_MALFORMED)
 
 
-@cython.locals(quoted=bytes, out=bytearray, p=cython.Py_ssize_t, end=cython.Py_ssize_t)
 def _unescaped(quoted: bytes) -> bytes:
     """Return an array element without its backslashes."""
     if b"\\" not in quoted:
         return quoted
     out = bytearray()
-    p = 0
-    end = len(quoted)
+    p: cython.Py_ssize_t = 0
+    end: cython.Py_ssize_t = len(quoted)
     while p < end:
         if quoted[p] == 92:
             p += 1

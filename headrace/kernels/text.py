@@ -1,6 +1,4 @@
-# cython: language_level=3, annotation_typing=False, boundscheck=False, wraparound=False
-# mypy: disable-error-code="no-any-return"
-# The decorators give C types to Cython, the annotations types to mypy (which sees Any there).
+# cython: language_level=3, boundscheck=False, wraparound=False
 """Postgres text to Arrow values and back, for types represented as machine values.
 
 ``parse`` accepts exactly the output of Postgres under ``settings.PINNED_SETTINGS``.  ``render``
@@ -124,24 +122,20 @@ def _render_floats(column: pa.Array) -> pa.StringArray:
 
 @cython.cfunc
 @cython.exceptval(check=False)
-@cython.returns(cython.bint)
-@cython.locals(
-    data=cython.const_uchar[::1],
-    offsets=cython.const_int[::1],
-    valid=cython.const_uchar[::1],
-    out=cython.uchar[::1],
-    i=cython.Py_ssize_t,
-    n=cython.Py_ssize_t,
-    c=cython.int,
-)
-def _parse_bools(data: memoryview, offsets: memoryview, valid: memoryview, out: memoryview) -> bool:
-    n = len(out)
+def _parse_bools(
+    data: cython.const_uchar[::1],
+    offsets: cython.const_int[::1],
+    valid: cython.const_uchar[::1],
+    out: cython.uchar[::1],
+) -> cython.bint:
+    i: cython.Py_ssize_t
+    n: cython.Py_ssize_t = len(out)
     for i in range(n):
         if not valid[i]:
             continue
         if offsets[i + 1] - offsets[i] != 1:
             return False
-        c = data[offsets[i]]
+        c: cython.int = data[offsets[i]]
         if c == 116:  # t
             out[i] = 1
         elif c != 102:  # f
@@ -151,39 +145,29 @@ def _parse_bools(data: memoryview, offsets: memoryview, valid: memoryview, out: 
 
 @cython.cfunc
 @cython.exceptval(check=False)
-@cython.returns(cython.bint)
-@cython.locals(
-    data=cython.const_uchar[::1],
-    offsets=cython.const_int[::1],
-    valid=cython.const_uchar[::1],
-    out=cython.longlong[::1],
-    low=cython.longlong,
-    high=cython.longlong,
-    i=cython.Py_ssize_t,
-    n=cython.Py_ssize_t,
-    p=cython.Py_ssize_t,
-    end=cython.Py_ssize_t,
-    negative=cython.bint,
-    value=cython.longlong,
-    digit=cython.int,
-)
 def _parse_ints(
-    data: memoryview, offsets: memoryview, valid: memoryview, out: memoryview, low: int, high: int
-) -> bool:
-    n = len(out)
+    data: cython.const_uchar[::1],
+    offsets: cython.const_int[::1],
+    valid: cython.const_uchar[::1],
+    out: cython.longlong[::1],
+    low: cython.longlong,
+    high: cython.longlong,
+) -> cython.bint:
+    i: cython.Py_ssize_t
+    n: cython.Py_ssize_t = len(out)
     for i in range(n):
         if not valid[i]:
             continue
-        p = offsets[i]
-        end = offsets[i + 1]
-        negative = p < end and data[p] == 45
+        p: cython.Py_ssize_t = offsets[i]
+        end: cython.Py_ssize_t = offsets[i + 1]
+        negative: cython.bint = p < end and data[p] == 45
         if negative:
             p += 1
         if p == end or end - p > 19:
             return False
-        value = 0  # negated, since the least int64 has no positive counterpart
+        value: cython.longlong = 0  # negated, since the least int64 has no positive counterpart
         while p < end:
-            digit = data[p] - 48
+            digit: cython.int = data[p] - 48
             if digit < 0 or digit > 9:
                 return False
             if value < _TENTH or (value == _TENTH and digit > (8 if negative else 7)):

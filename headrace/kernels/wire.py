@@ -1,4 +1,6 @@
-# cython: language_level=3, annotation_typing=False, boundscheck=False, wraparound=False
+# cython: language_level=3, boundscheck=False, wraparound=False
+# mypy: disable-error-code="no-any-return"
+# C types are annotations, which mypy sees as Any.
 """Fast passes over messages of the Postgres protocol, mostly by their headers: type and length."""
 
 from __future__ import annotations
@@ -20,24 +22,21 @@ def kinds(letters: bytes) -> bytes:
 
 
 @cython.ccall
-@cython.locals(
-    data=cython.const_uchar[::1],
-    passed=cython.const_uchar[::1],
-    at=cython.Py_ssize_t,
-    size=cython.Py_ssize_t,
-    length=cython.longlong,
-    header=cython.Py_ssize_t,
-    most=cython.longlong,
-)
-def pass_by(data: bytearray, at: int, passed: bytes) -> int:
+def pass_by(
+    data: cython.const_uchar[::1], at: cython.Py_ssize_t, passed: cython.const_uchar[::1]
+) -> int:
     """Skip messages of the types ``passed`` (see ``kinds``); return the first other position.
 
     It may be beyond the end of ``data``, if the last message is incomplete.  Skipping also ends at
     an incomplete header or an invalid length.
     """
-    size, header, most = len(data), HEADER_BYTES, MESSAGE_BYTES_MAX
+    size: cython.Py_ssize_t = len(data)
+    header: cython.Py_ssize_t = HEADER_BYTES
+    most: cython.longlong = MESSAGE_BYTES_MAX
     while size - at >= header and passed[data[at]]:
-        length = (data[at + 1] << 24) | (data[at + 2] << 16) | (data[at + 3] << 8) | data[at + 4]
+        length: cython.longlong = (
+            (data[at + 1] << 24) | (data[at + 2] << 16) | (data[at + 3] << 8) | data[at + 4]
+        )
         if length < header - 1 or length > most:
             break
         at += length + 1
@@ -45,38 +44,32 @@ def pass_by(data: bytearray, at: int, passed: bytes) -> int:
 
 
 @cython.ccall
-@cython.locals(
-    data=cython.p_const_uchar,
-    most=tuple,
-    at=cython.Py_ssize_t,
-    size=cython.Py_ssize_t,
-    end=cython.Py_ssize_t,
-    query=cython.Py_ssize_t,
-    length=cython.longlong,
-    header=cython.Py_ssize_t,
-    kind=cython.int,
-)
 def asks(messages: bytes, most: tuple[int, ...], dull: Callable[[bytes], bool]) -> bytes | None:
     """Return the types of a client's messages; None: some are not plain, or incomplete.
 
     ``most`` has the maximum length of a plain message by type, 0 for types that are never plain.
     ``dull`` returns whether a lower-case query text is plain (of a Query: with its header).
     """
-    data, size, header, at = messages, len(messages), HEADER_BYTES, 0
+    data: cython.p_const_uchar = messages
+    size: cython.Py_ssize_t = len(messages)
+    header: cython.Py_ssize_t = HEADER_BYTES
+    at: cython.Py_ssize_t = 0
     out = bytearray()
     while at < size:
         if size - at < header:
             return None
-        kind = data[at]
-        length = (data[at + 1] << 24) | (data[at + 2] << 16) | (data[at + 3] << 8) | data[at + 4]
+        kind: cython.int = data[at]
+        length: cython.longlong = (
+            (data[at + 1] << 24) | (data[at + 2] << 16) | (data[at + 3] << 8) | data[at + 4]
+        )
         if length < header - 1 or length > most[kind] or length >= size - at:
             return None
-        end = at + length + 1
+        end: cython.Py_ssize_t = at + length + 1
         if kind == 81:  # Q
             if not dull(messages[at:end].lower()):
                 return None
         elif kind == 80:  # P: name, text, number of declared types, types
-            query = _behind_zero(data, at + header, end)
+            query: cython.Py_ssize_t = _behind_zero(data, at + header, end)
             at = _behind_zero(data, query, end)
             if end - at < 2 or end - at - 2 < 4 * ((data[at] << 8) | data[at + 1]):
                 return None
@@ -89,9 +82,9 @@ def asks(messages: bytes, most: tuple[int, ...], dull: Callable[[bytes], bool]) 
 
 @cython.cfunc
 @cython.exceptval(check=False)
-@cython.returns(cython.Py_ssize_t)
-@cython.locals(data=cython.p_const_uchar, at=cython.Py_ssize_t, end=cython.Py_ssize_t)
-def _behind_zero(data: bytes, at: int, end: int) -> int:
+def _behind_zero(
+    data: cython.p_const_uchar, at: cython.Py_ssize_t, end: cython.Py_ssize_t
+) -> cython.Py_ssize_t:
     """Return the position after the next zero byte, or ``end`` if there is none."""
     while at < end:
         at += 1
@@ -101,20 +94,9 @@ def _behind_zero(data: bytes, at: int, end: int) -> int:
 
 
 @cython.ccall
-@cython.locals(
-    data=cython.p_const_uchar,
-    last=cython.p_const_uchar,
-    whole=cython.p_const_uchar,
-    at=cython.Py_ssize_t,
-    size=cython.Py_ssize_t,
-    length=cython.longlong,
-    header=cython.Py_ssize_t,
-    count=cython.Py_ssize_t,
-    given=cython.Py_ssize_t,
-    head=cython.int,
-    status=cython.int,
-)
-def answers(messages: bytes, owed: deque[int], last: bytes, whole: bytes) -> int:
+def answers(
+    messages: bytes, owed: deque[int], last: cython.p_const_uchar, whole: cython.p_const_uchar
+) -> int:
     """Remove from ``owed`` the requests that messages of the source complete.
 
     ``last`` has, by type of message: the type of request that it completes; Z for ReadyForQuery,
@@ -122,16 +104,23 @@ def answers(messages: bytes, owed: deque[int], last: bytes, whole: bytes) -> int
     not plain.  Returns the status in the last ReadyForQuery, or 0 without one.  If the messages are
     not plain, returns -1 and removes nothing.
     """
-    data, size, header, at, count = messages, len(messages), HEADER_BYTES, 0, 0
-    given, status = len(owed), 0
+    data: cython.p_const_uchar = messages
+    size: cython.Py_ssize_t = len(messages)
+    header: cython.Py_ssize_t = HEADER_BYTES
+    at: cython.Py_ssize_t = 0
+    count: cython.Py_ssize_t = 0
+    given: cython.Py_ssize_t = len(owed)
+    status: cython.int = 0
     while at < size:
         if size - at < header:
             return -1
-        length = (data[at + 1] << 24) | (data[at + 2] << 16) | (data[at + 3] << 8) | data[at + 4]
+        length: cython.longlong = (
+            (data[at + 1] << 24) | (data[at + 2] << 16) | (data[at + 3] << 8) | data[at + 4]
+        )
         if length < header - 1 or length >= size - at or not last[data[at]]:
             return -1
         if last[data[at]] != 100:  # d
-            head = owed[count] if count < given else 0
+            head: cython.int = owed[count] if count < given else 0
             if last[data[at]] == 90:  # Z
                 status = data[at + header] if length == header else 0
                 if not status or not (whole[head] or head == 83):  # S

@@ -34,8 +34,7 @@ def read(pgconn: PGconn, size: int, rows: int) -> tuple[bytes, int]:
         connection: int | None = getattr(pgconn, "pgconn_ptr")  # noqa: B009  not in psycopg's hints
         if connection is None:
             return b"", FAILED
-        data, said = copyout.read(*library, connection, size, rows)
-        return data, said
+        return copyout.read(*library, connection, size, rows)
     lines: list[bytes] = []
     length, total = 1, 0
     while total < size and len(lines) < rows:

@@ -94,9 +94,10 @@ class Tier:
         """Return (position, rest of the key, weight) of every entry under each prefix."""
         order = in_order(prefixes)
         with reading(self.name):
-            found = self.map.scan_many(keygroups.gather(prefixes, order), self._base())
-        out: tuple[list[int], list[bytes], list[int]] = keygroups.regroup(*found, order)
-        return out
+            positions, rests, weights = self.map.scan_many(
+                keygroups.gather(prefixes, order), self._base()
+            )
+        return keygroups.regroup(positions, rests, weights, order)
 
     def first(
         self, prefixes: list[bytes], starts: list[bytes], count: int
@@ -104,14 +105,13 @@ class Tier:
         """Scan up to ``count`` entries of each prefix, from ``starts`` (with prefix) on."""
         order = in_order(starts)
         with reading(self.name):
-            found = self.map.first_many(
+            positions, rests, weights = self.map.first_many(
                 keygroups.gather(prefixes, order),
                 keygroups.gather(starts, order),
                 count,
                 self._base(),
             )
-        out: tuple[list[int], list[bytes], list[int]] = keygroups.regroup(*found, order)
-        return out
+        return keygroups.regroup(positions, rests, weights, order)
 
     def before(self, prefixes: list[bytes], bounds: list[bytes]) -> list[bytes | None]:
         """Return the last rest of a key under each prefix before a bound (with prefix)."""

@@ -1,9 +1,10 @@
-# cython: language_level=3, annotation_typing=False, boundscheck=False, wraparound=False
-# mypy: disable-error-code="no-any-return,untyped-decorator"
+# cython: language_level=3, boundscheck=False, wraparound=False
+# mypy: disable-error-code="no-any-return"
+# C types are annotations, which mypy sees as Any.
 """Physical keys of states: one byte for the key group, then the key (then the row).
 
 The group is a hash of the key, so groups are about equally large; all rows of a key are in one
-group.  The hash is on disk: changing it needs a new state format.
+group.
 """
 
 from __future__ import annotations
@@ -13,109 +14,91 @@ from typing import Any
 
 import cython
 
+if cython.compiled:
+    from cython.cimports.headrace.kernels.hashes import copy, fnv
+else:
+    from headrace.kernels.hashes import copy, fnv
+
 _GROUPS = [bytes((i,)) for i in range(256)]
 _unpack = struct.Struct("<q").unpack
 
 
-@cython.locals(key=bytes, c=cython.uchar, h=cython.ulonglong)
-@cython.returns(cython.Py_ssize_t)
 @cython.cfunc
-def _group(key: bytes) -> int:
-    """Return the key group: FNV-1a over 30 bits, folded to 8."""
-    h = 0x11C9DC5
-    for c in key:
-        h = ((h ^ c) * 0x1000193) & 0x3FFFFFFF
+@cython.exceptval(check=False)
+def _group(h: cython.ulonglong) -> cython.uchar:
+    """Return the group of keys with the hash ``h``: the hash, folded."""
     return (h ^ (h >> 8) ^ (h >> 16) ^ (h >> 24)) & 0xFF
 
 
-@cython.locals(keys=list, out=list, i=cython.Py_ssize_t, key=bytes, first=bytes, groups=list)
 def physical(keys: list[bytes]) -> list[bytes]:
     """Return the physical form of each key; for an index, it is the prefix of the key's rows."""
+    i: cython.Py_ssize_t
     out: list[bytes] = [b""] * len(keys)
-    groups = _GROUPS
+    groups: list[bytes] = _GROUPS
     for i in range(len(keys)):
-        key = keys[i]
-        first = groups[_group(key)]
+        key: bytes = keys[i]
+        first: bytes = groups[_group(fnv(key, 0, len(key)))]
         out[i] = first + key
     return out
 
 
-@cython.locals(
-    keys=list,
-    rows=list,
-    out=list,
-    i=cython.Py_ssize_t,
-    key=bytes,
-    row=bytes,
-    first=bytes,
-    groups=list,
-)
 def physical_rows(keys: list[bytes], rows: list[bytes]) -> list[bytes]:
     """Return the physical form of each (key, row); ValueError if they differ in number."""
+    i: cython.Py_ssize_t
     if len(keys) != len(rows):
         message = "keys and rows differ in length"
         raise ValueError(message)
     out: list[bytes] = [b""] * len(keys)
-    groups = _GROUPS
+    groups: list[bytes] = _GROUPS
     for i in range(len(keys)):
-        key = keys[i]
-        row = rows[i]
-        first = groups[_group(key)]
+        key: bytes = keys[i]
+        row: bytes = rows[i]
+        first: bytes = groups[_group(fnv(key, 0, len(key)))]
         out[i] = first + key + row
     return out
 
 
-@cython.locals(
-    keys=cython.const_uchar[::1],
-    limits=cython.const_longlong[::1],
-    rows=cython.const_uchar[::1],
-    row_limits=cython.const_longlong[::1],
-    out=cython.uchar[::1],
-    i=cython.Py_ssize_t,
-    p=cython.Py_ssize_t,
-    q=cython.Py_ssize_t,
-    h=cython.ulonglong,
-    group=cython.Py_ssize_t,
-)
 def put_physical(
-    keys: memoryview, limits: memoryview, rows: memoryview, row_limits: memoryview, out: memoryview
+    keys: cython.const_uchar[::1],
+    limits: cython.const_longlong[::1],
+    rows: cython.const_uchar[::1],
+    row_limits: cython.const_longlong[::1],
+    out: cython.uchar[::1],
 ) -> None:
     """Write the physical forms of packed (key, row) consecutively into ``out``.
 
     If ``row_limits`` is empty, there are no rows.  REQUIRES: ``out`` has a byte more for each key.
     """
-    p = 0
+    i: cython.Py_ssize_t
+    q: cython.Py_ssize_t
+    data: cython.p_const_uchar = cython.address(keys[0]) if cython.compiled else keys
+    target: cython.p_uchar = cython.address(out[0]) if cython.compiled else out
+    p: cython.Py_ssize_t = 0
     for i in range(len(limits) - 1):
-        group = p
-        p += 1
-        h = 0x11C9DC5
-        for q in range(limits[i], limits[i + 1]):
-            h = ((h ^ keys[q]) * 0x1000193) & 0x3FFFFFFF
-            out[p] = keys[q]
-            p += 1
-        out[group] = (h ^ (h >> 8) ^ (h >> 16) ^ (h >> 24)) & 0xFF
+        out[p] = _group(copy(data, limits[i], limits[i + 1], target, p + 1))
+        p += 1 + limits[i + 1] - limits[i]
         if len(row_limits):
             for q in range(row_limits[i], row_limits[i + 1]):
                 out[p] = rows[q]
                 p += 1
 
 
-@cython.locals(found=list, out=list, i=cython.Py_ssize_t, key=bytes)
 def logical(found: list[bytes]) -> list[bytes]:
     """Return keys without their group, the inverse of ``physical``."""
+    i: cython.Py_ssize_t
     out: list[bytes] = [b""] * len(found)
     for i in range(len(found)):
-        key = found[i]
+        key: bytes = found[i]
         out[i] = key[1:]
     return out
 
 
-@cython.locals(prefix=bytes, keys=list, out=list, i=cython.Py_ssize_t, key=bytes)
 def prefixed(prefix: bytes, keys: list[bytes]) -> list[bytes]:
     """Return the keys with ``prefix`` before each."""
+    i: cython.Py_ssize_t
     out: list[bytes] = [b""] * len(keys)
     for i in range(len(keys)):
-        key = keys[i]
+        key: bytes = keys[i]
         out[i] = prefix + key
     return out
 
@@ -181,63 +164,48 @@ class Within:
         self._base.status()
 
 
-@cython.locals(items=list, order=list, out=list, i=cython.Py_ssize_t)
 def gather(items: list[Any], order: list[int]) -> list[Any]:
     """Return ``items[order[0]], items[order[1]], …``."""
+    i: cython.Py_ssize_t
     out = [None] * len(order)
     for i in range(len(order)):
         out[i] = items[order[i]]
     return out
 
 
-@cython.locals(items=list, order=list, out=list, i=cython.Py_ssize_t)
 def scatter(items: list[Any], order: list[int]) -> list[Any]:
     """Invert ``gather`` by a permutation."""
+    i: cython.Py_ssize_t
     out = [None] * len(order)
     for i in range(len(order)):
         out[order[i]] = items[i]
     return out
 
 
-@cython.locals(values=list, positions=list, found=list, i=cython.Py_ssize_t, k=cython.Py_ssize_t)
 def place(values: list[Any], positions: list[int], found: list[Any]) -> None:
     """Set ``values[positions[i]] = found[i]``; ValueError if they differ in number."""
+    i: cython.Py_ssize_t
     if len(positions) != len(found):
         message = "positions and values differ in length"
         raise ValueError(message)
     for i in range(len(positions)):
-        k = positions[i]
+        k: cython.Py_ssize_t = positions[i]
         values[k] = found[i]
 
 
-@cython.locals(
-    positions=list,
-    rows=list,
-    weights=list,
-    order=list,
-    starts=list,
-    ends=list,
-    i=cython.Py_ssize_t,
-    k=cython.Py_ssize_t,
-    n=cython.Py_ssize_t,
-    begin=cython.Py_ssize_t,
-    end=cython.Py_ssize_t,
-    out_positions=list,
-    out_rows=list,
-    out_weights=list,
-)
 def regroup(
     positions: list[int], rows: list[bytes], weights: list[int], order: list[int]
 ) -> tuple[list[int], list[bytes], list[int]]:
     """Reorder the result of a scan of keys in ``order`` as if they had not been reordered."""
-    n = len(order)
+    i: cython.Py_ssize_t
+    n: cython.Py_ssize_t = len(order)
     starts = [0] * n
     ends = [0] * n
-    begin = 0
+    begin: cython.Py_ssize_t = 0
     for i in range(len(positions) + 1):
         if i == len(positions) or positions[i] != positions[begin]:
             if i > begin:
-                k = order[positions[begin]]
+                k: cython.Py_ssize_t = order[positions[begin]]
                 starts[k] = begin
                 ends[k] = i
             begin = i
@@ -246,7 +214,7 @@ def regroup(
     out_weights = []
     for k in range(n):
         begin = starts[k]
-        end = ends[k]
+        end: cython.Py_ssize_t = ends[k]
         for i in range(begin, end):
             out_positions.append(k)
             out_rows.append(rows[i])
@@ -254,9 +222,9 @@ def regroup(
     return out_positions, out_rows, out_weights
 
 
-@cython.locals(values=list, out=list, i=cython.Py_ssize_t)
 def weights_of(values: list[bytes | None]) -> list[int]:
     """Decode values as weights; 0 for None."""
+    i: cython.Py_ssize_t
     out = [0] * len(values)
     for i in range(len(values)):
         value = values[i]
@@ -265,13 +233,13 @@ def weights_of(values: list[bytes | None]) -> list[int]:
     return out
 
 
-@cython.locals(prefixes=list, out=list, i=cython.Py_ssize_t, k=cython.Py_ssize_t, prefix=bytes)
 def prefix_ends(prefixes: list[bytes]) -> list[bytes | None]:
     """Return the least string above all strings with each prefix; None: there is none."""
+    i: cython.Py_ssize_t
     out: list[bytes | None] = [None] * len(prefixes)
     for i in range(len(prefixes)):
-        prefix = prefixes[i]
-        k = len(prefix)
+        prefix: bytes = prefixes[i]
+        k: cython.Py_ssize_t = len(prefix)
         while k > 0 and prefix[k - 1] == 255:
             k -= 1
         if k > 0:
@@ -279,7 +247,6 @@ def prefix_ends(prefixes: list[bytes]) -> list[bytes | None]:
     return out
 
 
-@cython.locals(n=cython.Py_ssize_t, left=cython.longlong, keys=list, values=list)
 def read_pairs(iterator: Any, count: int, bytes_max: int) -> tuple[list[bytes], list[bytes]]:
     """Read up to ``count`` pairs or ``bytes_max`` bytes from the iterator's position on.
 
@@ -287,8 +254,8 @@ def read_pairs(iterator: Any, count: int, bytes_max: int) -> tuple[list[bytes], 
     """
     keys = []
     values = []
-    left = bytes_max
-    n = count
+    left: cython.longlong = bytes_max
+    n: cython.Py_ssize_t = count
     for _ in range(n):
         if left <= 0 or not iterator.valid():
             break
@@ -301,17 +268,6 @@ def read_pairs(iterator: Any, count: int, bytes_max: int) -> tuple[list[bytes], 
     return keys, values
 
 
-@cython.locals(
-    prefix=bytes,
-    keys=list,
-    values=list,
-    key=bytes,
-    value=bytes,
-    left=cython.longlong,
-    n=cython.Py_ssize_t,
-    skipped=cython.Py_ssize_t,
-    end=cython.int,
-)
 def take_pairs(
     items: Any, prefix: bytes, last: int, count: int, bytes_max: int
 ) -> tuple[list[bytes], list[bytes]]:
@@ -321,15 +277,15 @@ def take_pairs(
     """
     keys = []
     values = []
-    left = bytes_max
-    n = count
-    skipped = len(prefix)
-    end = last
+    left: cython.longlong = bytes_max
+    n: cython.Py_ssize_t = count
+    skipped: cython.Py_ssize_t = len(prefix)
+    end: cython.int = last
     for found in items:
-        key = found[0]
+        key: bytes = found[0]
         if not key.startswith(prefix) or key[skipped] > end:
             break
-        value = found[1]
+        value: bytes = found[1]
         left -= len(key) + len(value)
         keys.append(key[skipped:])
         values.append(value)
@@ -339,15 +295,12 @@ def take_pairs(
     return keys, values
 
 
-@cython.locals(
-    keys=list, values=list, i=cython.Py_ssize_t, total=cython.longlong, key=bytes, value=object
-)
-@cython.returns(cython.longlong)
-def pair_bytes(keys: list[bytes], values: list[bytes | None]) -> int:
+def pair_bytes(keys: list[bytes], values: list[Any]) -> int:
     """Return the bytes of keys and values."""
-    total = 0
+    i: cython.Py_ssize_t
+    total: cython.longlong = 0
     for i in range(len(keys)):
-        key = keys[i]
+        key: bytes = keys[i]
         value = values[i]
         total += len(key)
         if value is not None:
@@ -355,36 +308,27 @@ def pair_bytes(keys: list[bytes], values: list[bytes | None]) -> int:
     return total
 
 
-@cython.locals(prefix=bytes, keys=list, values=list, i=cython.Py_ssize_t, key=bytes)
 def write_batch(
     batch: Any, handle: Any, prefix: bytes, keys: list[bytes], values: list[bytes | None]
 ) -> None:
     """Add each pair to a write batch, with ``prefix`` before its key; None deletes."""
+    i: cython.Py_ssize_t
     put = batch.put
     delete = batch.delete
     for i in range(len(keys)):
-        key = keys[i]
+        key: bytes = keys[i]
         if values[i] is None:
             delete(prefix + key, handle)
         else:
             put(prefix + key, values[i], handle)
 
 
-@cython.locals(
-    prefix=bytes,
-    keys=list,
-    values=list,
-    valid=cython.const_uchar[::1],
-    i=cython.Py_ssize_t,
-    key=bytes,
-    previous=bytes,
-)
 def write_file(
     file: Any,
     prefix: bytes,
     keys: list[bytes],
     values: list[bytes],
-    valid: memoryview,
+    valid: cython.const_uchar[::1],
     previous: bytes,
 ) -> bytes:
     """Append pairs to a sorted file, with ``prefix`` before keys; those not ``valid`` are removals.
@@ -392,8 +336,9 @@ def write_file(
     Keys ascend.  A key equal to the previous one (``previous`` before the first) is the same change
     and is skipped.  Returns the last key, with the prefix.
     """
+    i: cython.Py_ssize_t
     for i in range(len(keys)):
-        key = keys[i]
+        key: bytes = keys[i]
         key = prefix + key
         if key == previous:
             continue

@@ -1,4 +1,3 @@
-# mypy: disable-error-code="untyped-decorator"
 """Hot loops of the states in memory: nested dictionaries key -> row -> weight.
 
 ``entries`` is a whole state.  No inner dictionary is empty and no weight in one is 0.

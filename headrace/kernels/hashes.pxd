@@ -1,0 +1,9 @@
+# cython: language_level=3
+"""C types of hashes.py."""
+
+ctypedef unsigned long long Hash
+
+cdef Hash fnv(const unsigned char *data, Py_ssize_t begin, Py_ssize_t end) noexcept
+cdef Hash copy(
+    const unsigned char *data, Py_ssize_t begin, Py_ssize_t end, unsigned char *out, Py_ssize_t at
+) noexcept
