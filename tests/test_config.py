@@ -133,7 +133,7 @@ def test_a_variable_that_nobody_reads_is_told():
         "HEADRACE_DIFF_SEED": "1",
     }
     assert strangers(env) == ["HEADRACE_DSN"]
-    assert explained(None, None, env)[-1] == "! HEADRACE_DSN is no setting, and has no effect"
+    assert explained(None, None, env)[-1] == "! HEADRACE_DSN is not a setting, and has no effect"
 
 
 SECTIONS = {

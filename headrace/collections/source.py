@@ -261,8 +261,9 @@ class Source(Collection):
             row = None if key is None else before[slots[key]]
             if row is None and self._wanted is not None:
                 raise StructureChanged(
-                    f"an update of table {self._table} leaves out values that are not kept",
-                    detail="They have come to be stored apart since the view was created.",
+                    f"an update of table {self._table} omits unchanged values that are not stored",
+                    detail="Since the view was created, these values have become large enough for"
+                    " TOAST.",
                     hint=RESYNC,
                 )
             if row is None:
@@ -361,7 +362,8 @@ class Source(Collection):
     def _identity_changed(self) -> DefiniteFailure:
         return DefiniteFailure(
             f"the replica identity of table {self._table} was changed",
-            hint="Set it as it was when the view was created, then create the view again.",
+            hint="Restore the replica identity that the table had when the view was created, then"
+            " create the view again.",
         )
 
     def _misfit(self, op: int, *, missing: bool) -> BugError:

@@ -30,7 +30,7 @@ def within(folder: Path, name: bytes) -> Path:
     """
     text = name.decode(errors="replace")
     if not _NAME.fullmatch(text):
-        raise pa.ArrowInvalid(f"no name of a file: {text!r}")
+        raise pa.ArrowInvalid(f"invalid file name: {text!r}")
     return folder / text
 
 

@@ -161,7 +161,7 @@ class FlightPort(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has 
             echo(reader, writer)
             return
         if descriptor.command != PROTOCOL:
-            raise flight.FlightServerError("this worker is of another version of headrace")
+            raise flight.FlightServerError("this worker runs another version of headrace")
         self._serve(FlightSession(reader, writer, far=self._far))
 
     def do_put(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:

@@ -125,7 +125,8 @@ def find_named(
     if view is None:
         raise UndefinedError(
             f'view "{text}" does not exist',
-            hint="See headrace.list_views(). What is no view yet is given by its query.",
+            hint="See headrace.list_views(). For a query that is not a view yet, pass the query"
+            " itself.",
             sqlstate="42P01",
         )
     return view

@@ -253,13 +253,13 @@ def measured(rows: list[dict[str, Any]]) -> MeasuredView | None:
 
 
 def check(conn: Connection, name: str) -> None:
-    """Call ``check_known``, and raise UserError (55000) if the worker counts as lost."""
+    """Call ``check_known``, and raise UserError (55000) if the worker is considered lost."""
     check_known(conn, name)
     if name in nodes.lost(conn):
         raise UserError(
-            f'worker "{name}" counts as lost',
-            detail="It was out of reach for longer than worker_lost_s.",
-            hint="It does no more as soon as it is back; until then name another one.",
+            f'worker "{name}" is considered lost',
+            detail="It has been unreachable for longer than worker_lost_s.",
+            hint="Name another worker, or wait until this one is back.",
             sqlstate="55000",
         )
 
@@ -297,9 +297,9 @@ def _check_no_strategy(name: str) -> None:
     meant = _strategy(name)
     if meant is not None:
         raise UserError(
-            f'placement strategy "{name}" stands where a worker is to be named',
-            hint=f'In an object each collection has a worker; write "{meant}" alone to have a'
-            " strategy choose them.",
+            f'placement strategy "{name}" cannot be used in place of a worker',
+            hint=f'An object names a worker for each collection. Write "{meant}" alone to let'
+            " the strategy choose them.",
             sqlstate="22023",
         )
 

@@ -431,7 +431,7 @@ class Population:
             # the worker loses the hold from here on, it does not adopt the view.
             since = 0
             if self._worker.hold() != (held or {"txid": facts["txid"], "lsn": facts["lsn"]}):
-                raise SnapshotLost("what came after the snapshot of the population is not kept")
+                raise SnapshotLost("the changes after the population's snapshot were not stored")
         with job.connection(self._dsn, what="publish") as conn:
             with job.translating():
                 conn.execute("BEGIN")

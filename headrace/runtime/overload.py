@@ -155,7 +155,7 @@ class OverloadDetector:
             return
         if load.held:
             checkpoints = self._state.checkpoints
-            why = checkpoints.error.message if checkpoints.error else "there is more than it bears"
+            why = checkpoints.error.message if checkpoints.error else "the load is too high"
             states.tell_overload(
                 conn, f"nothing is taken before what is in memory is on disk: {why}"
             )

@@ -2,7 +2,7 @@
 
 Such a view stops, like one whose table is locked, and its changes are retained; other views are not
 affected.  The worker comes back with its durable states, and later changes are replayed.  After
-``worker_lost_s`` the worker counts as lost for good.  Its views then stop as if their states were
+``worker_lost_s`` the worker is considered lost for good.  Its views then stop as if their states were
 damaged, and the automatic refill (``server/resumer.py``) places them elsewhere.
 """
 
@@ -102,7 +102,7 @@ class Reconnects:
 
 def _lost_for_good(worker: str, patience_s: int) -> StateDamaged:
     return StateDamaged(
-        f'worker "{worker}", which had states of the view, counts as lost',
+        f'worker "{worker}", which had states of the view, is considered lost',
         detail=f"It was out of reach for {patience_s} seconds (worker_lost_s).",
         hint=RESYNC,
     )

@@ -166,7 +166,7 @@ class Sharing:
         """
         if view.placed or view.parts:
             raise UnsupportedError(
-                f"a view that is on another worker feeds nobody: {view.target.shown}",
+                f"a view on another worker cannot feed other views: {view.target.shown}",
                 hint='Read it without option "from".',
             )
         top = view.plan.sink.input
@@ -211,7 +211,7 @@ class Sharing:
         for feeder in feeds.values():
             shared = self._state.subplans.get(feeder)
             if shared is None or shared.durable.txid < txid:
-                raise FeedLost("what feeds the view was lost meanwhile", hint=RESYNC)
+                raise FeedLost("the source of the view was lost meanwhile", hint=RESYNC)
         view.feed_on(feeds)
         _check_fed(view)
 
@@ -267,7 +267,7 @@ class Sharing:
                 )
             if part.output.front < mark.sink_txid:
                 part.lose_store()
-                raise StateDamaged("what a part of the view has sent is lost", hint=RESYNC)
+                raise StateDamaged("the output of a part of the view is lost", hint=RESYNC)
             part.story.add("back", worker=part.placed, txid=mark.txid)
 
     def _cut(self, view: View, runs: Sequence[Path], mark: StateMark, meta: Meta) -> list[Shared]:
@@ -569,4 +569,4 @@ def _may(state: EngineState, view: View) -> bool:
 def _check_fed(unit: Unit) -> None:
     """Raise StateDamaged unless every feed of a unit's plan is known."""
     if any(feed.id not in unit.feeds for feed in unit.own.feeds):
-        raise StateDamaged("what it is fed from is not known", hint=RESYNC)
+        raise StateDamaged("the source that feeds it is not known", hint=RESYNC)

@@ -370,7 +370,7 @@ class Watch:
             view_id, before = view.id, self._facts.get(view.id)
             if before is None or present is None:
                 errors[view_id] = StateDamaged(
-                    "there is no record of what the view relies on", hint=RESYNC
+                    "the record of the view's dependencies is missing", hint=RESYNC
                 )
                 continue
             now = self._now[view_id] = present.of(before)

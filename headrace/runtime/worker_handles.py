@@ -351,7 +351,7 @@ class WorkerHandles:
     def look(self) -> None:
         """Apply the catalog's entries on links and on the workers at their other ends.
 
-        A worker that is back no longer counts as lost.
+        A worker that is back no longer is considered lost.
         """
         conn = self._state.owner.conn
         if self._lost is None:
@@ -372,7 +372,9 @@ class WorkerHandles:
             if isinstance(link.end, Far):
                 found = nodes.where_placed(conn, host.name)
                 if found is None or found[1] != link.end.other:
-                    link.close("another one has joined in its name, or its token is void")
+                    link.close(
+                        "another process has joined under its name, or its token is no longer valid"
+                    )
 
     def lose(self, worker: str) -> None:
         """Declare a worker lost for good, until it is back (``look``)."""

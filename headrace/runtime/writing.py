@@ -295,7 +295,7 @@ class _Group:
         found = definitions.marks(self._conn, asked.values())
         return {
             view_id: errors.StructureChanged(
-                "what the view relies on was altered", hint=errors.RESYNC
+                "an object that the view depends on was altered", hint=errors.RESYNC
             )
             for (view_id, known), now in zip(asked.items(), found, strict=True)
             if definitions.changed(known, now)

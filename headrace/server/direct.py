@@ -172,7 +172,7 @@ class Direct:
 
         try:
             if command.caller is None:
-                raise UndefinedError("the role that called does not exist any more")
+                raise UndefinedError("the calling role no longer exists")
             arguments = _read(command, "arguments")
             settings = settings_of(_read(command, "settings"))
             invocation = invocation_of(command.procedure, arguments)

@@ -204,7 +204,7 @@ class SinkWriter:
             found = cursor.rowcount
         if found != wanted:
             raise SinkTableError(
-                f"result table {target.shown} was changed by somebody else:"
+                f"result table {target.shown} was changed by another program:"
                 f" {wanted} rows should {verb}, {found} were found",
                 hint=RESYNC,
             )

@@ -59,8 +59,8 @@ _NOTE: Final = """
 UPDATE headrace.views SET note = %s
  WHERE id = ANY (%s) AND status = 'error' AND note IS DISTINCT FROM %s"""
 _KEPT_BY_SOURCE: Final = (
-    "no more changes are kept here: what it has not read is WAL of your server again"
-    " (the queue has reached half of queue_bytes_max, or the disk is full)"
+    "no more changes are stored here: changes that it has not read remain in the WAL of your"
+    " server (the queue has reached half of queue_bytes_max, or the disk is full)"
 )
 _SAY_KEPT: Final = """
 UPDATE headrace.views SET note = pg_catalog.concat_ws('; ', note, %(text)s::text)

@@ -24,7 +24,7 @@ AS $$
     SELECT pg_stat_clear_snapshot();
     SELECT v.id, format('%I.%I', v.schema_name, v.view_name), k.status,
            CASE WHEN k.orphan THEN format('the role that owned it was dropped; CALL headrace.set_owner(%L, role)'
-                    ' gives it to another.', format('%I.%I', v.schema_name, v.view_name))
+                    ' gives it a new owner.', format('%I.%I', v.schema_name, v.view_name))
                 WHEN k.status = v.status THEN NULL
                 WHEN k.status = 'stopped' THEN 'no engine is connected to this database'
                 WHEN k.status = 'starting' THEN 'the worker is not connected, or silent'

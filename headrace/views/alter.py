@@ -118,7 +118,7 @@ def _alter(
         again = Replanned(planned, under, owner)
         runs = view.status in (Status.RUNNING, Status.PAUSED) and view.owner == owner.oid
         if wanted.same and runs and _is_that(conn, view, stored, again, wanted.options):
-            notice = f"view {view.shown} is that already: nothing was changed"
+            notice = f"view {view.shown} already has this query: nothing was changed"
             return {"view_id": view.id, "notice": notice}
         altered = StateReusingAlter(context, job, view, stored, again, wanted)
         altered.check_table(conn)
@@ -130,7 +130,7 @@ def _check_options(before: Mapping[str, Any], after: Mapping[str, Any]) -> None:
     for name, call in _OWN_CALLS.items():
         if before.get(name) != after.get(name):
             raise UnsupportedError(
-                f'option "{name}" is not changed with the query', hint=f"CALL headrace.{call}."
+                f'option "{name}" cannot be changed with the query', hint=f"CALL headrace.{call}."
             )
     if before.get("from") != after.get("from"):
         raise UnsupportedError(

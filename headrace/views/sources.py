@@ -255,12 +255,13 @@ def _distinct(tables: Sequence[RemoteTable]) -> list[RemoteTable]:
         if other.oid != table.oid:
             raise DuplicateError(
                 f'two tables are called "{table.name}"',
-                detail=f"In schemas {other.schema} and {table.schema}: stand-ins are in one schema.",
+                detail=f"They are in schemas {other.schema} and {table.schema}, but all tables of"
+                f" a source are in one schema here.",
                 hint="Add a source for each.",
             )
     if not by_name:
         raise UndefinedError(
-            "the source has none of the tables that are here",
+            "the source has none of the tables of this database",
             hint="Name tables of the source: add_source(name, dsn, 'orders, customers').",
             sqlstate="42P01",
         )

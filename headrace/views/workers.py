@@ -108,7 +108,7 @@ def remove_worker(context: JobContext, job: Job, request: RemoveWorker) -> dict[
                 raise UserError(
                     f'worker "{request.name}" is in use',
                     detail=f"Views on it: {', '.join(placed)}.",
-                    hint="CALL headrace.set_placement(view, worker) puts them elsewhere.",
+                    hint="CALL headrace.set_placement(view, worker) moves them.",
                     sqlstate="55006",
                 )
         return {"others": others(conn)}
@@ -159,11 +159,13 @@ def _check_name(name: str) -> None:
             sqlstate="42602",
         )
     if name == MAIN:
-        raise DuplicateError('worker "main" already exists', hint="It reads and writes.")
+        raise DuplicateError(
+            'worker "main" already exists', hint="It reads the source and writes the results."
+        )
     if name in STRATEGIES:
         raise UserError(
             f'a worker cannot be called "{name}"',
-            hint="Option placement takes it for a strategy.",
+            hint="Option placement uses this name for a strategy.",
             sqlstate="42602",
         )
 

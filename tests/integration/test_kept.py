@@ -119,7 +119,7 @@ OVER_GROUPS = (
     ("SELECT g, n, s, lo, m FROM ({}) q WHERE n > 2", ""),
     ("SELECT m::text || n AS t, g, s, lo, n, m FROM ({}) q", KEPT),
     ("SELECT lo, m, s, n, g, upper(m::text) AS u FROM ({}) q", KEPT),
-    ("SELECT *, rank() OVER (ORDER BY n) AS r FROM ({}) q", "its new part keeps rows of its own"),
+    ("SELECT *, rank() OVER (ORDER BY n) AS r FROM ({}) q", "its new part has state of its own"),
     ("SELECT *, n * 2 AS r FROM ({}) q", "the rows that it was made of are not"),
 )
 
@@ -187,7 +187,9 @@ def test_what_cannot_be_kept_is_filled_anew(view, commander, source):
     view.is_right(GROUPS)
     commander.execute("CALL headrace.set_history('v', NULL)")
     commander.execute("SET timezone = 'Asia/Tokyo'")
-    assert view.alter(wide) == "the session has other settings than the one that made it"
+    assert view.alter(wide) == (
+        "the settings of the session differ from those under which it was created"
+    )
     assert view.alter(GROUPS) == KEPT
     commander.execute("SET timezone = 'UTC'")
     view.alter(wide)

@@ -168,7 +168,7 @@ CASES = {
 ELSEWHERE = {
     "was dropped and made again": "tests/integration/test_mends.py: the publication is everybody's",
     "the publication was dropped": "likewise",
-    "the publication does not publish every change any more": "likewise",
+    "the publication no longer publishes every change": "likewise",
     "the publication was altered": "likewise",
     "is of another kind now": "Postgres gives no OID of a table to anything else",
     "is unlogged now": "Postgres refuses it of a published table",

@@ -156,7 +156,7 @@ def test_other_dialects(asked, dialect, query, expected):
             "come after it",
             "row_number",
         ),
-        ("bigquery", "SELECT * EXCEPT (a) FROM t", '"except" has no equal', "* EXCEPT"),
+        ("bigquery", "SELECT * EXCEPT (a) FROM t", '"except" has no equivalent', "* EXCEPT"),
         ("mysql", "SELECT a, count(*) FROM t GROUP BY a WITH ROLLUP", "WITH ROLLUP", "a WITH"),
         ("snowflake", "SELECT unknown_column / 2 AS x FROM t", "an unknown type", "unknown"),
         ("tsql", "SELECT TOP 5 PERCENT a FROM t", "no equal", "5"),
@@ -164,7 +164,7 @@ def test_other_dialects(asked, dialect, query, expected):
         (
             "snowflake",
             "SELECT * FROM t PIVOT (sum(a) FOR b IN ('x'))",
-            '"pivots" has no equal',
+            '"pivots" has no equivalent',
             "t PIVOT",
         ),
         ("mysql", "DELETE FROM t", "made of a query", "t"),

@@ -149,8 +149,8 @@ def test_a_disk_that_is_read_only(words, tmp_path):
 def test_a_port_that_is_taken(words):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         where = f"127.0.0.1:{taken.getsockname()[1]}"
-        refused(run("start", *but(words, "--listen", where)), f"nobody can listen on {where}")
-        refused(run("start", *words, "--http", where), f"nobody can listen on {where}", "--http")
+        refused(run("start", *but(words, "--listen", where)), f"cannot listen on {where}")
+        refused(run("start", *words, "--http", where), f"cannot listen on {where}", "--http")
         # Taken after it was looked at.
         blind = "from headrace.server import doctor\ndoctor.look = lambda settings: []"
         done = run("start", *but(words, "--listen", where), program=blind)
@@ -166,7 +166,7 @@ def test_a_role_without_rights(words, source):
         mine = but(words, "--source", dsn)
         refused(run("start", *mine), "REPLICATION", "GRANT CREATE ON DATABASE", "2 to mend")
         refused(run("check", "--source", dsn), "✗ rights", "✗ server")
-        refused(run("status", "--source", dsn), "there is no headrace")
+        refused(run("status", "--source", dsn), "headrace is not installed")
         wrong = make_conninfo(source, user=poor, password="wrong", host="127.0.0.1")
         done = run("start", *but(words, "--source", wrong))
         assert "wrong" not in done.stderr.replace(poor, ""), "passwords are not shown"
@@ -235,7 +235,7 @@ def test_a_server_in_recovery(words, tmp_path):
         dsn = server.dsn()
         refused(run("start", *but(words, "--source", dsn)), "is a standby", "primary")
         refused(run("check", "--source", dsn), "is a standby")
-        refused(run("status", "--source", dsn), "there is no headrace")
+        refused(run("status", "--source", dsn), "headrace is not installed")
         refused(run("uninstall", "--source", dsn), "read-only transaction")
 
 
