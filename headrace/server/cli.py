@@ -232,7 +232,7 @@ def _start(arguments: argparse.Namespace) -> int:
     for line in (line for finding in lacking for line in finding.lines()):
         _say(line, err=True)
     if lacking:
-        _say(f"{redact(settings.source)}: {len(lacking)} to mend", err=True)
+        _say(f"{redact(settings.source)}: {_problems(len(lacking))}", err=True)
         return 1
     # The fork server imports the rest while this process imports the server.
     with ForkServer(fork=True) as fork_server:
@@ -260,8 +260,12 @@ def _check(settings: Settings) -> int:
             _say(line)
     problems = sum(finding.problem is not None for finding in findings)
     source = redact(settings.source)
-    _say(f"{source}: {f'{problems} to mend' if problems else 'ready for headrace'}")
+    _say(f"{source}: {_problems(problems) if problems else 'ready for headrace'}")
     return 1 if problems else 0
+
+
+def _problems(count: int) -> str:
+    return f"{count} problem{'s' if count > 1 else ''} to fix"
 
 
 def _status(settings: Settings) -> int:

@@ -120,7 +120,7 @@ OVER_GROUPS = (
     ("SELECT m::text || n AS t, g, s, lo, n, m FROM ({}) q", KEPT),
     ("SELECT lo, m, s, n, g, upper(m::text) AS u FROM ({}) q", KEPT),
     ("SELECT *, rank() OVER (ORDER BY n) AS r FROM ({}) q", "its new part has state of its own"),
-    ("SELECT *, n * 2 AS r FROM ({}) q", "the rows that it was made of are not"),
+    ("SELECT *, n * 2 AS r FROM ({}) q", "the rows that it was computed from are not"),
 )
 
 
@@ -133,7 +133,7 @@ def test_what_is_made_of_groups(view, source, engine):
             done = view.alter(query)
         # Of the groups that are not shown, the table tells nothing.
         lacks = "WHERE n" in before
-        assert done.startswith("the rows that it was made of are not" if lacks else wanted), (
+        assert done.startswith("the rows that it was computed from are not" if lacks else wanted), (
             shape,
             lacks,
             done,

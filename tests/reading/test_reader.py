@@ -48,7 +48,7 @@ def test_a_tree_has_positions_comments_and_names(asked):
         ("SELECT 'abc", "no end", None),
         ("SELECT 1; SELECT 2", "2 statements", None),
         ("", "0 statements", None),
-        ("VACUUM t", "none that the parser knows", "VACUUM"),
+        ("VACUUM t", "the parser does not know this statement", "VACUUM"),
         ("SELECT " + "(" * 10_000 + "1" + ")" * 10_000, "nested too deeply", None),
         ("SELECT " + "(SELECT " * 2_000 + "1" + ")" * 2_000, "nested too deeply", None),
         ("SELECT " + "+".join("1" * 20_000), "more than 20000 nodes", None),

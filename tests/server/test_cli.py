@@ -70,11 +70,11 @@ def but(words: list[str], flag: str, value: str) -> list[str]:
 def test_wrong_words():
     refused(run("start"), "no source database given", "HEADRACE_SOURCE", status=2)
     refused(run("start", "--source", "host="), status=1)
-    refused(run("start", "--source", "what = = ever"), "no connection string", status=2)
+    refused(run("start", "--source", "what = = ever"), "is not a connection string", status=2)
     refused(run("start", "--source", "host=nowhere.invalid"), "✗ source", "nowhere.invalid")
     nobody = "host=127.0.0.1 port=1 dbname=x connect_timeout=5"
     refused(run("start", "--source", nobody), "✗ source", "onnection refused")
-    refused(run("check", "--source", nobody), "✗ source", "1 to mend")
+    refused(run("check", "--source", nobody), "✗ source", "1 problem to fix")
     refused(run("status", "--source", nobody), "onnection refused")
     refused(run("uninstall", "--source", nobody), "onnection refused")
     refused(run("start", "--source", nobody, "--log-format", "loud"), 'cannot be "loud"', status=2)
@@ -164,7 +164,7 @@ def test_a_role_without_rights(words, source):
         conn.execute(f"REVOKE CREATE ON DATABASE {conn.info.dbname} FROM PUBLIC")
         dsn = make_conninfo(source, user=poor, password=PASSWORD)
         mine = but(words, "--source", dsn)
-        refused(run("start", *mine), "REPLICATION", "GRANT CREATE ON DATABASE", "2 to mend")
+        refused(run("start", *mine), "REPLICATION", "GRANT CREATE ON DATABASE", "2 problems to fix")
         refused(run("check", "--source", dsn), "✗ rights", "✗ server")
         refused(run("status", "--source", dsn), "headrace is not installed")
         wrong = make_conninfo(source, user=poor, password="wrong", host="127.0.0.1")

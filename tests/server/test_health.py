@@ -17,7 +17,7 @@ def test_what_names_have_is_escaped():
     page.put("view_rows", 12_345_678_901, "y")
     # In the order of the table, each name once; a value is as exact as a double.
     assert page.render() == (
-        "# HELP headrace_batches_total Batches that are in the tables.\n"
+        "# HELP headrace_batches_total Batches written to the tables.\n"
         "# TYPE headrace_batches_total counter\nheadrace_batches_total 2.5\n"
         "# HELP headrace_view_rows Rows of its table, as estimated.\n"
         "# TYPE headrace_view_rows gauge\n"
