@@ -36,7 +36,7 @@ _STATELESS: Final = (
 
 
 class NotReusable(Exception):
-    """No state can be reused; the message is the reason, as it follows "filled anew, for"."""
+    """No state can be reused; the message is the reason, as it follows "rebuilt because"."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -181,7 +181,7 @@ def lock(conn: Connection, view: ViewRow) -> None:
     if views.find(conn, view.name, [view.schema]) is None:
         raise UndefinedError(f'view "{view.name}" was dropped', sqlstate="42P01")
     raise UserError(
-        f'view "{view.name}" was filled anew meanwhile',
+        f'view "{view.name}" was rebuilt meanwhile',
         hint="Call this once more.",
         sqlstate="55006",
     )

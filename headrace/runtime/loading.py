@@ -322,7 +322,7 @@ class Loading:
         view.start_lsn = found.lsn
         meta: positions.Meta = {}
         if found.fed_by and not catalog.exists(state.owner.conn, found.fed_by):
-            raise FeedLost("the view that it is fed from was filled anew", hint=RESYNC)
+            raise FeedLost("the view that it is fed from was rebuilt", hint=RESYNC)
         self._sharing.feed(view, found.feeds, txid)
         made = self._sharing.divide(view, found.runs, mark, meta)
         own = view.own
@@ -468,7 +468,7 @@ class Loading:
 
 def _refilled() -> StructureChanged:
     # Not damage, because it may happen any number of times.
-    return StructureChanged("the view that it is fed from was filled anew", hint=RESYNC)
+    return StructureChanged("the view that it is fed from was rebuilt", hint=RESYNC)
 
 
 def _outdated() -> StructureChanged:

@@ -418,7 +418,7 @@ def load_one(conn: Connection, view_id: int) -> View:
 def resync_hint(view: View, before: str = "") -> str:
     """Return the hint with the call that fills the view anew; ``before``: a step to take first."""
     call = f"CALL headrace.resync_view('{view.argument}')"
-    return f"{before}, then {call}." if before else f"{call} fills it anew."
+    return f"{before}, then {call}." if before else f"{call} rebuilds it."
 
 
 @dataclass(frozen=True, slots=True)

@@ -64,8 +64,8 @@ RULES: Final[dict[str, MendingRule]] = {
 _LOOK_S: Final = 1.0
 _FAILED: Final = "A resync failed: "
 _OVER: Final = "It is not tried again by itself: "
-_WAITS: Final = "it waits to be filled anew by itself"
-_BEGUN: Final = "it is being filled anew by itself"
+_WAITS: Final = "it waits to be rebuilt automatically"
+_BEGUN: Final = "it is being rebuilt automatically"
 _UNTRIED: Final = errors.TransientError | errors.UndefinedError | errors.Deadly
 """No try was made, or it was interrupted, or the view with that id is gone."""
 
@@ -189,7 +189,7 @@ class Resumer:
             return error
         except Exception as error:  # noqa: BLE001  the boundary of one view's resync
             _log.exception("resync ended by a bug", view=name)
-            return errors.BugError(f"internal error in filling the view anew: {error!r}")
+            return errors.BugError(f"internal error in rebuilding the view: {error!r}")
         _log.info("view filled anew", view=name, because=because)
         return None
 

@@ -58,7 +58,7 @@ BEGIN
                     SELECT headrace.view_message(kept.view_id) INTO reason;
                     RAISE EXCEPTION USING ERRCODE = '55000', MESSAGE = format('view %s has stopped', view),
                         DETAIL = coalesce(reason, 'Its owner sees why in headrace.list_views().'),
-                        HINT = format('CALL headrace.resync_view(%1$L) fills it anew, unless that is under way'
+                        HINT = format('CALL headrace.resync_view(%1$L) rebuilds it, unless that is under way'
                                       ' already: CALL headrace.wait_for(%1$L) waits for it.', view);
                 ELSIF status = 'sink_error' THEN
                     SELECT headrace.view_message(kept.view_id) INTO reason;

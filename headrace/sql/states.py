@@ -32,7 +32,7 @@ UPDATE headrace.views v
        IS DISTINCT FROM (%(to)s, %(code)s, %(message)s, %(culprit)s, %(detail)s, %(hint)s, NULL)"""
 _BEGUN: Final = """
 UPDATE headrace.views SET start_lsn = %s, result_oid = coalesce(%s::bigint::oid, result_oid),
-       note = 'filled anew at ' || pg_catalog.to_char(
+       note = 'rebuilt at ' || pg_catalog.to_char(
          pg_catalog.timezone('UTC', pg_catalog.clock_timestamp()),
          'YYYY-MM-DD HH24:MI:SS') || ' UTC because ' || %s::text
  WHERE id = %s"""

@@ -77,7 +77,7 @@ AS $$
         UNION ALL
         SELECT 7, 'slot', format('%s, %s', s.name, CASE WHEN NOT s.there THEN 'missing' WHEN s.active THEN 'active' ELSE 'not active' END),
                s.there AND (s.active OR NOT headrace.engine_running()),
-               CASE WHEN NOT s.there THEN 'the views are filled anew when the engine finds that' END
+               CASE WHEN NOT s.there THEN 'the views are rebuilt when the engine finds that' END
           FROM slot s
         UNION ALL
         SELECT 8, 'stream behind', concat_ws(', ', pg_size_pretty(greatest(s.now - coalesce(s.applied, s.confirmed_flush_lsn), 0)),

@@ -28,7 +28,7 @@ AS $$
                 WHEN k.status = v.status THEN NULL
                 WHEN k.status = 'stopped' THEN 'no engine is connected to this database'
                 WHEN k.status = 'starting' THEN 'the worker is not connected, or silent'
-                ELSE format('result table "%s"."%s" was dropped; CALL headrace.resync_view(%L) fills it anew.',
+                ELSE format('result table "%s"."%s" was dropped; CALL headrace.resync_view(%L) rebuilds it.',
                             v.schema_name, v.view_name, format('%I.%I', v.schema_name, v.view_name)) END,
            CASE WHEN c.reltuples >= 0 OR pg_stat_get_live_tuples(c.oid) > 0
                 THEN greatest(c.reltuples::bigint, pg_stat_get_live_tuples(c.oid)) END,

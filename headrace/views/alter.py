@@ -1,6 +1,6 @@
 """alter_view, and create_view with ``replace``: give a view another query or other options.
 
-The view is planned with its owner's rights and filled anew as in a resync (``resync.py``). Its
+The view is planned with its owner's rights and rebuilt as in a resync (``resync.py``). Its
 table keeps its OID, and so its grants, comments, indexes and dependent objects. Conflicts are
 reported before anything is changed (``population/alter_table_plan.py``). Readers see either the old
 view or the new one.

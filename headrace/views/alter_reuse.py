@@ -221,4 +221,4 @@ class StateReusingAlter(ViewAlteration):
         said = super()._notice()
         if self._keeping is not None:
             return f"{said}; its states were kept"
-        return f"{said}; it was filled anew, for {self._why}"
+        return f"{said}; it was rebuilt because {self._why}"

@@ -81,7 +81,7 @@ def resync_view(context: JobContext, job: Job, request: ResyncView) -> dict[str,
     with planning(context, job) as conn:
         view = names.find_owned(conn, request.name, request.caller, request.settings)
         if request.of not in (None, view.id):
-            raise UndefinedError(f"view {view.shown} was filled anew meanwhile")
+            raise UndefinedError(f"view {view.shown} was rebuilt meanwhile")
         check_not_live(context, view)
         stored = read(conn, view)
         owner = owner_of(conn, view, request.caller)

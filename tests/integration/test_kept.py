@@ -37,7 +37,7 @@ GROUPS = "SELECT g, count(*) AS n, sum(x) AS s, min(f) AS lo, max(m) AS m FROM i
 JOINED = "SELECT i.id, i.x, i.s, k.name FROM items i LEFT JOIN kinds k ON k.g = i.g"
 PLAIN = "SELECT id, g, x, f, s, m, d, a, w FROM items"
 KEPT = "its states were kept"
-ANEW = "it was filled anew, for "
+ANEW = "it was rebuilt because "
 
 
 class Writer:
@@ -426,6 +426,6 @@ def test_the_worker_finds_the_altered_view_by_itself(start_engine, database, tmp
             )
             wait_until(lambda: "states inherited" in engine.log[begin:], "it has the states")
             assert settled(source, wide) == wide
-            assert "population" not in engine.log[begin:], "nothing is filled anew"
+            assert "population" not in engine.log[begin:], "nothing is rebuilt"
             call.join()
         view.is_right(wide)

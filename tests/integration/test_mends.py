@@ -16,7 +16,7 @@ pytestmark = pytest.mark.shared_engine
 TABLES = ITEMS
 
 QUERY = "SELECT g, count(*) AS n, sum(x) AS total FROM items GROUP BY g"
-NOTE = re.compile(r"^filled anew at \d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC because .+")
+NOTE = re.compile(r"^rebuilt at \d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC because .+")
 
 
 def create(commander, name, query=QUERY, options="{}"):

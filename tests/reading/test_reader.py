@@ -159,7 +159,7 @@ def test_other_dialects(asked, dialect, query, expected):
         ("bigquery", "SELECT * EXCEPT (a) FROM t", '"except" has no equivalent', "* EXCEPT"),
         ("mysql", "SELECT a, count(*) FROM t GROUP BY a WITH ROLLUP", "WITH ROLLUP", "a WITH"),
         ("snowflake", "SELECT unknown_column / 2 AS x FROM t", "an unknown type", "unknown"),
-        ("tsql", "SELECT TOP 5 PERCENT a FROM t", "no equal", "5"),
+        ("tsql", "SELECT TOP 5 PERCENT a FROM t", "no equivalent", "5"),
         ("bigquery", "SELECT FORMAT('%d', a) FROM t", "FORMAT of dialect", "FORMAT"),
         (
             "snowflake",
