@@ -181,7 +181,7 @@ def still_there(
 
     A view moves to the worker with the most free capacity; a part joins the rest of its view.
     """
-    lost = nodes.lost(conn)
+    lost = nodes.lost_workers(conn)
     if isinstance(placement, dict):
         return {node: to for node, to in placement.items() if to not in lost} or MAIN
     if placement not in lost:
@@ -255,7 +255,7 @@ def measured(rows: list[dict[str, Any]]) -> MeasuredView | None:
 def check(conn: Connection, name: str) -> None:
     """Call ``check_known``, and raise UserError (55000) if the worker is considered lost."""
     check_known(conn, name)
-    if name in nodes.lost(conn):
+    if name in nodes.lost_workers(conn):
         raise UserError(
             f'worker "{name}" is considered lost',
             detail="It has been unreachable for longer than worker_lost_s.",
@@ -269,7 +269,7 @@ def check_known(conn: Connection, name: str) -> None:
 
     Raise UserError (22023) if ``name`` is a misspelt strategy.
     """
-    if name == MAIN or nodes.known(conn, name):
+    if name == MAIN or nodes.lock_existing(conn, name):
         return
     meant = _strategy(name)
     if meant is not None:

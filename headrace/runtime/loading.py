@@ -318,7 +318,7 @@ class Loading:
         txid = mark.txid
         self._durability.still()
         if self._sharing.cut(view.id):  # until it moved
-            self._sharing.left(view.id)
+            self._sharing.remove_feeds(view.id)
         view.start_lsn = found.lsn
         meta: positions.Meta = {}
         if found.fed_by and not catalog.exists(state.owner.conn, found.fed_by):

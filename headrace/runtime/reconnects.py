@@ -17,7 +17,7 @@ from headrace.errors import RESYNC, OutOfReach, StateDamaged
 from headrace.runtime.engine_state import EngineState
 from headrace.runtime.leaving import Leaving
 from headrace.runtime.loading import Loading
-from headrace.runtime.remote_worker import lost
+from headrace.runtime.remote_worker import unreachable
 from headrace.runtime.views import View
 from headrace.sql.status import Status
 
@@ -62,7 +62,7 @@ class Reconnects:
             return
         for view, worker in missing:
             if view.live:
-                self._leaving.fail(view, lost(worker or next(iter(view.parts.values()), "")))
+                self._leaving.fail(view, unreachable(worker or next(iter(view.parts.values()), "")))
         if clock.monotonic() < self.due < math.inf:
             return
         self.due = clock.monotonic() + _LOOK_S

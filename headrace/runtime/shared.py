@@ -134,7 +134,7 @@ class Shared(Unit):
         meta[_FRONT + str(self.id).encode()] = _OFFSET.pack(self.output.front)
 
     @property
-    def told(self) -> tuple[int, int, int]:
+    def progress_mark(self) -> tuple[int, int, int]:
         """Txid, LSN, and how far the output queue must reach, in place of the sink's txid."""
         return self.mark.txid, self.mark.lsn, self.output.front
 

@@ -129,7 +129,7 @@ class Unit:
         self.feed_on(self.feeds)
 
     @property
-    def whose(self) -> str:
+    def session_owner(self) -> str:
         """The session owner that its expressions are evaluated for."""
         return f"unit {self.id}"
 
@@ -155,7 +155,7 @@ class Unit:
                     self.settings,
                     config.eval_dsn or None,
                     pool=pool,
-                    owner=self.whose,
+                    owner=self.session_owner,
                     value_bytes_max=self.bounds_of(config).value_bytes,
                 )
             self.dataflow = Dataflow(self.own, store, self.remote, self.start_lsn)
@@ -258,7 +258,7 @@ class Unit:
         """Add metadata to a checkpoint that must be stored together with its mark."""
 
     @property
-    def told(self) -> tuple[int, int, int]:
+    def progress_mark(self) -> tuple[int, int, int]:
         """The mark as another worker stores it, and reports it when it reconnects."""
         return self.mark.txid, self.mark.lsn, self.mark.sink_txid
 
@@ -361,7 +361,7 @@ class View(Unit):
         self._changed()
 
     @property
-    def whose(self) -> str:
+    def session_owner(self) -> str:
         """Its owner: views of one owner may share sessions, and see what another has left there."""
         return f"owner {self.owner}"
 

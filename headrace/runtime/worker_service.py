@@ -87,7 +87,7 @@ class Placed(Unit):
     owner: str = ""
 
     @property
-    def whose(self) -> str:
+    def session_owner(self) -> str:
         """See ``View``."""
         return f"owner {self.owner}"
 

@@ -337,7 +337,7 @@ class _Group:
             try:
                 rows = writer.write(part.target, part.diffs)
                 self._note(part)
-                self._settle(part)
+                self._check_deferred(part)
             except psycopg.Error:
                 raise  # the connection is lost
             except Exception as error:  # noqa: BLE001  the boundary of one view's write
@@ -363,7 +363,7 @@ class _Group:
                 raise
             raise trouble.of_view(part.target, error) from error
 
-    def _settle(self, part: ViewPart) -> None:
+    def _check_deferred(self, part: ViewPart) -> None:
         """Check deferred constraints now, so that an error is known to be this view's."""
         try:
             self._conn.execute(_AFTER_VIEW)

@@ -211,7 +211,7 @@ class Direct:
             while self._outbox:
                 number, latest = next(iter(self._outbox.items()))
                 columns = dict(latest)
-                await commands.tell(conn, number, columns)
+                await commands.write_progress(conn, number, columns)
                 # Only after the write: a lost connection must not lose the outcome.
                 if self._outbox[number] == columns:
                     del self._outbox[number]

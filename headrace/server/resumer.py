@@ -202,14 +202,14 @@ class Resumer:
             return
         tries.failed(now, passing=_passing(error))
         why = "; ".join(filter(None, (error.message, error.detail)))
-        await states.tell(conn, row, _FAILED + why)
+        await states.record_attempt(conn, row, _FAILED + why)
 
     async def _give_up(self, conn: AsyncConnection, row: StoppedView, tries: Tries) -> None:
         """Report that no more tries are made."""
         _log.warning("view is left stopped", view=row.name, tries=tries.spent)
         many = f"{tries.spent} tries within {WINDOW_S / 60:.0f} minutes did not help."
         told = " ".join(filter(None, (row.tried, _OVER + many)))
-        await states.tell(conn, row, told)
+        await states.record_attempt(conn, row, told)
 
 
 def _view(row: StoppedView) -> tuple[str, str]:

@@ -114,13 +114,13 @@ def loads(conn: Connection) -> list[WorkerLoad]:
     ]
 
 
-def known(conn: Connection, name: str) -> bool:
+def lock_existing(conn: Connection, name: str) -> bool:
     """Return whether a worker of that name exists; lock it until the transaction ends."""
     found = conn.execute("SELECT FROM headrace.nodes WHERE name = %s FOR KEY SHARE", (name,))
     return found.fetchone() is not None
 
 
-def lost(conn: Connection) -> set[str]:
+def lost_workers(conn: Connection) -> set[str]:
     """Return the workers that count as lost for good."""
     found = conn.execute("SELECT name FROM headrace.nodes WHERE lost_at IS NOT NULL")
     return {str(name) for (name,) in found}

@@ -51,7 +51,7 @@ SELECT v.id, pg_catalog.format('%%I.%%I', v.schema_name, v.view_name) AS name,
   FROM headrace.views v JOIN pg_catalog.pg_roles r ON r.oid = v.owner
  WHERE v.status = 'error' AND v.sqlstate = ANY (%(kinds)s)
  ORDER BY v.id"""  # noqa: S608  our own constant
-_TELL: Final = """
+_RECORD_ATTEMPT: Final = """
 UPDATE headrace.views SET tried = %s, note = NULL
  WHERE id = %s AND status = 'error' AND tried IS NOT DISTINCT FROM %s
    AND coalesce(message, '') = %s"""
@@ -260,9 +260,9 @@ async def stopped(
         return await (await cursor.execute(_STOPPED, values)).fetchall()
 
 
-async def tell(conn: AsyncConnection, view: StoppedView, tried: str) -> None:
+async def record_attempt(conn: AsyncConnection, view: StoppedView, tried: str) -> None:
     """Replace a stopped view's note by what was tried, unless it has stopped again meanwhile."""
-    await conn.execute(_TELL, (tried, view.id, view.tried, view.message))
+    await conn.execute(_RECORD_ATTEMPT, (tried, view.id, view.tried, view.message))
 
 
 def tell_who_keeps(conn: Connection, *, by_source: bool) -> None:

@@ -174,12 +174,12 @@ def _plan_again(
     except UnsupportedError:
         # One name may now stand for several objects.
         first = attempt(loosely=True)
-    missing, moved = objects.lost(conn, named, first.planned.named)
+    missing, moved = objects.missing(conn, named, first.planned.named)
     if not missing:
         return first
     # Postgres does not print the schema of such operators; the search path finds them.
     second = attempt(loosely=True)
-    if not objects.lost(conn, named, second.planned.named)[0]:
+    if not objects.missing(conn, named, second.planned.named)[0]:
         return second
     if moved:
         raise UnsupportedError(
@@ -347,7 +347,7 @@ class Resync(Population):
                 planned.columns,
                 key,
                 self._owner.name,
-                TableMetadata.of(results.kept(conn, self._view.id)),
+                TableMetadata.of(results.table_metadata(conn, self._view.id)),
             )
             return make_table(self._job, conn, wanted, staged)
         # A history goes on only for the same query, owner and types; else it begins anew.

@@ -102,7 +102,7 @@ def add_source(context: JobContext, job: Job, request: AddSource) -> dict[str, A
                 raise
         while not context.worker.call("carries", {}, job):
             job.wait(_POLL_S)
-        answer: dict[str, Any] = {"others": workers.others(conn)}
+        answer: dict[str, Any] = {"others": workers.extra_processes(conn)}
         notices = [f"tables of schema {name}: {', '.join(t.name for t in tables)}", *left_out]
         if conninfo_to_dict(request.dsn).get("password"):
             notices.append(_PASSWORD_SENT)
@@ -134,7 +134,7 @@ def drop_source(context: JobContext, job: Job, request: DropSource) -> dict[str,
                     sqlstate="55006",
                 )
             origins.delete(conn, request.name)
-        answer: dict[str, Any] = {"others": workers.others(conn)}
+        answer: dict[str, Any] = {"others": workers.extra_processes(conn)}
     try:
         with job.connection(row.dsn, what="source") as there:
             _end_sender(there, row.slot)

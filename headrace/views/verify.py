@@ -282,7 +282,10 @@ class _Proof:
             if beyond and not settings.population_lock_wait_ms:
                 snapshots.wait_for_writers(job, self._dsn)
             with (
-                elsewhere.held(job, settings, beyond, number) as (self._elsewhere, standing),
+                elsewhere.hold_snapshots(job, settings, beyond, number) as (
+                    self._elsewhere,
+                    standing,
+                ),
                 snapshots.export(
                     job,
                     self._dsn,

@@ -31,7 +31,7 @@ def test_a_histogram_counts_what_is_below_each_bound():
     for seconds in (0.001, 0.0011, 0.3, 100):
         told.note(seconds)
     page = Page()
-    page.count("sink_transaction_seconds", msgspec.structs.asdict(told.told()))
+    page.count("sink_transaction_seconds", msgspec.structs.asdict(told.counts()))
     buckets = dict(re.findall(r'_bucket{le="(\S+)"} (\S+)', page.render()))
     # A bound is part of its bucket, as Prometheus has it.
     assert [buckets[le] for le in ("0.001", "0.0025", "0.25", "0.5", "60.0", "+Inf")] == [
