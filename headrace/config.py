@@ -206,8 +206,8 @@ class Settings:
     """Bytes that may be kept for a blocked or paused view before it is given up, in the source's
     WAL or here (``wal_retention``); 0: no limit."""
     worker_lost_s: int = 600
-    """Seconds out of reach after which another worker is considered lost for good, and its views are
-    populated again elsewhere; 0: never automatically."""
+    """Seconds out of reach after which another worker is considered lost for good, and its
+    views are populated again elsewhere; 0: never automatically."""
     sharing: bool = True
     """Whether the state of a subplan that several views have in common is kept once."""
     planning_time_ms_max: int = 60_000

@@ -549,6 +549,6 @@ def check_slot(conn: Connection, settings: Settings, start_lsn: int = 0) -> None
 
 
 def _session_owner(dsn: str, facts: Facts) -> str:
-    """Return the owner label that the evaluator separates user code by, as ``View.session_owner``."""
+    """Return the label by which the evaluator separates user code (``View.session_owner``)."""
     with reuse.lent(dsn) as conn:
         return f"owner {names.role_of(conn, facts['owner']).name}"

@@ -2,8 +2,8 @@
 
 Such a view stops, like one whose table is locked, and its changes are retained; other views are not
 affected.  The worker comes back with its durable states, and later changes are replayed.  After
-``worker_lost_s`` the worker is considered lost for good.  Its views then stop as if their states were
-damaged, and the automatic refill (``server/resumer.py``) places them elsewhere.
+``worker_lost_s`` the worker is considered lost for good.  Its views then stop as if their states
+were damaged, and the automatic refill (``server/resumer.py``) places them elsewhere.
 """
 
 from __future__ import annotations

@@ -41,8 +41,8 @@ with everything below it, as a subplan that only the view reads (``parts``).  Th
 on that worker; its output comes here, into its queue, and is read like that of any shared subplan.
 
 * Invariant 5: the queue here has the output of a part up to the part's mark on its worker.  The
-  worker stores the queue's position with each mark (``Shared.progress_mark``), and is told to write the mark
-  after the queue.  If the queue lacks some of it, the worker's states are not used.
+  worker stores the queue's position with each mark (``Shared.progress_mark``), and writes the
+  mark after the queue.  If the queue lacks some of it, the worker's states are not used.
 * In memory, a part may be behind its view after its worker has died.  It then catches up alone,
   because its output is here.  Until it has, checkpoints leave the view out.
 * A part exists once the state database here has it, which is after its worker has made it durable.
