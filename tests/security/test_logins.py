@@ -171,7 +171,7 @@ def test_a_source_on_a_unix_socket_with_peer(source, begin, tmp_path):
             conn.execute(f"ALTER SYSTEM SET unix_socket_directories = '{folder}'")
         source.configure()
         dsn = make_conninfo(source.dsn, host=str(folder))
-        with pytest.raises(psycopg.OperationalError, match="without asking"):
+        with pytest.raises(psycopg.OperationalError, match="without authentication"):
             connect(begin(dsn))
     finally:
         with psycopg.connect(source.dsn, autocommit=True) as conn:
