@@ -42,7 +42,7 @@ _VALUES: Final = {
     "wal_retention": ("source", "local"),
 }
 WITHOUT_EFFECT: Final = {
-    "admin_database": "clients(), end_client() and reload() have taken the admin database's place",
+    "admin_database": "clients(), end_client() and reload() replace the admin database",
 }
 """Former settings, each with what has taken its place: accepted for one release, with a warning."""
 _TYPO: Final = 0.85
@@ -206,8 +206,8 @@ class Settings:
     """Bytes that may be kept for a blocked or paused view before it is given up, in the source's
     WAL or here (``wal_retention``); 0: no limit."""
     worker_lost_s: int = 600
-    """Seconds out of reach after which another worker counts as lost for good, and its views are
-    populated again elsewhere; 0: never automatically."""
+    """Seconds out of reach after which another worker is considered lost for good, and its
+    views are populated again elsewhere; 0: never automatically."""
     sharing: bool = True
     """Whether the state of a subplan that several views have in common is kept once."""
     planning_time_ms_max: int = 60_000
@@ -309,7 +309,7 @@ class Settings:
             except psycopg.ProgrammingError:
                 # libpq's message would quote a part of it, perhaps the password.
                 raise UserError(
-                    f'setting "{name}" is no connection string',
+                    f'setting "{name}" is not a connection string',
                     hint="Write it as key=value pairs, values with blanks or quotes in single"
                     " quotes; or as a URI, with special characters as %XX.",
                 ) from None
@@ -519,7 +519,7 @@ def changed(
 def without_effect(given: Mapping[str, tuple[Any, str]]) -> list[str]:
     """Return a warning for each of the settings ``given`` that has no effect any more."""
     return [
-        f'setting "{name}" ({origin}) has no effect any more: {WITHOUT_EFFECT[name]}'
+        f'setting "{name}" ({origin}) no longer has an effect: {WITHOUT_EFFECT[name]}'
         for name, (_, origin) in given.items()
         if name in WITHOUT_EFFECT
     ]

@@ -89,7 +89,7 @@ def test_rows_are_counted_for_each_part_and_in_proportion():
         bounds.expect(one, 400)
         with pytest.raises(LimitExceeded, match="more than 1000 rows") as caught:
             bounds.expect(one, 401)
-        assert caught.value.detail == "It is a join that gives them."
+        assert caught.value.detail == "The rows come from a join."
         assert '{"view_rows_max": 10000}' in (caught.value.hint or "")
         bounds.admit([batch])
         bounds.expect(one, 60_000)

@@ -133,7 +133,7 @@ def test_a_variable_that_nobody_reads_is_told():
         "HEADRACE_DIFF_SEED": "1",
     }
     assert strangers(env) == ["HEADRACE_DSN"]
-    assert explained(None, None, env)[-1] == "! HEADRACE_DSN is no setting, and has no effect"
+    assert explained(None, None, env)[-1] == "! HEADRACE_DSN is not a setting, and has no effect"
 
 
 SECTIONS = {
@@ -145,11 +145,19 @@ SECTIONS = {
 }
 HEAD = """# Settings
 
-Each can be given as a variable `HEADRACE_NAME`, or in a TOML file (`--config FILE`: `name = value`; tables join by an underscore); the later wins:
-default, file, variable, command line (some have a flag: `headrace start --help`). `headrace config` prints all with their values and where
-these are from; a variable that is misspelt is refused. They are read when the server starts.
+This page lists every setting of the server, with its default and its meaning. Settings are read when the server starts. In most cases, an environment variable is enough:
 
-This page is made from `headrace/config.py` (`REWRITE=1 pytest tests/test_config.py`).
+```console
+$ HEADRACE_MEMORY_BYTES=4000000000 headrace config
+```
+
+`headrace config` prints every setting with its value and its origin. A setting can be given in three ways. If it is given more than once, the last of these wins:
+
+1. in a TOML file (`--config FILE`), as `name = value`. A table and its key are joined by an underscore;
+2. as an environment variable `HEADRACE_NAME`. A misspelt variable is refused;
+3. as a flag on the command line, for some settings (`headrace start --help`).
+
+This page is generated from `headrace/config.py` (`REWRITE=1 pytest tests/test_config.py`).
 """
 
 

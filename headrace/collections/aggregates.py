@@ -372,7 +372,7 @@ class Unique:
         self._slots += [slot_of[key] for key in self._touched.touch(whole)]
         self._values.add(whole, rows.encode_rows([column]), weights)
 
-    def settle(self, slot_count: int) -> None:
+    def end_txid(self, slot_count: int) -> None:
         """Pass the difference over the txid to the accumulator, at the end of the txid."""
         keys, before = self._touched.take()
         if not keys:

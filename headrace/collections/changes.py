@@ -67,7 +67,7 @@ class TableChanges:
         place = self.batch.schema.get_field_index(f"{kind}:{column.attnum}")
         if place < 0:
             raise StructureChanged(
-                f'column "{column.name}" of table {self._table} cannot be told from others',
+                f'column "{column.name}" of table {self._table} cannot be identified',
                 detail="The table was altered several times while rows were written.",
                 hint=RESYNC,
             )

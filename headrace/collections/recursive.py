@@ -113,7 +113,7 @@ class Recursive(base.Collection):
     def _too_many(self) -> None:
         raise DefiniteFailure(
             f"a recursive query did not end after {self._node.iterations_max} iterations",
-            detail="Postgres, too, would go on until the iteration finds no new rows.",
+            detail="Postgres, too, would continue until an iteration finds no new rows.",
             hint="Follow each row once (UNION instead of UNION ALL) or bound the depth in"
             " the query, or create the view with a higher limit: options =>"
             f" '{{\"max_recursion_iterations\": {self._node.iterations_max * 10}}}' (or"
@@ -123,7 +123,7 @@ class Recursive(base.Collection):
 
     def _too_wide(self) -> None:
         raise DefiniteFailure(
-            f"an iteration of a recursive query gives more than {self._node.rows_max} rows",
+            f"an iteration of a recursive query returns more than {self._node.rows_max} rows",
             hint="Follow each row once (UNION instead of UNION ALL) or bound the depth in"
             " the query, or create the view with a higher limit: options =>"
             f" '{{\"max_recursion_rows\": {self._node.rows_max * 10}}}' (or raise the"

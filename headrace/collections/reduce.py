@@ -157,7 +157,7 @@ class Reduce(Collection):
         """Sum the txid's changes in all parts; return the change of the row count per group."""
         for feed in self._feeds:
             if isinstance(feed.part, Unique):
-                feed.part.settle(size)
+                feed.part.end_txid(size)
             elif not isinstance(feed.part, Accumulator):
                 feed.part.check()
         counts = self._counts.take(size)

@@ -268,8 +268,9 @@ class Source(Collection):
             row = None if key is None else before[slots[key]]
             if row is None and self._wanted is not None:
                 raise StructureChanged(
-                    f"an update of table {self._table} leaves out values that are not kept",
-                    detail="They have come to be stored apart since the view was created.",
+                    f"an update of table {self._table} omits unchanged values that are not stored",
+                    detail="Since the view was created, these values have become large enough for"
+                    " TOAST.",
                     hint=RESYNC,
                 )
             if row is None:

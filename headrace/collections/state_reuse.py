@@ -36,7 +36,7 @@ _STATELESS: Final = (
 
 
 class NotReusable(Exception):
-    """No state can be reused; the message is the reason, as it follows "filled anew, for"."""
+    """No state can be reused; the message is the reason, as it follows "rebuilt because"."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,11 +67,13 @@ def find(
     if before.temporal or after.temporal:
         raise NotReusable("its rows depend on the clock")
     if before.feeds or after.feeds:
-        raise NotReusable("it is made of the rows of another view")
+        raise NotReusable("it is computed from the rows of another view")
     if old[0].outdated:
         raise NotReusable("it was planned by an earlier version of headrace")
     if dict(old[1]) != dict(new[1]):
-        raise NotReusable("the session has other settings than the one that made it")
+        raise NotReusable(
+            "the settings of the session differ from those under which it was created"
+        )
     had, has = subplans.meanings(before, old[1]), subplans.meanings(after, new[1])
     of = {meaning: node for node, meaning in reversed(had.items())}
     common = {node for node, meaning in has.items() if meaning in of}
@@ -83,13 +85,15 @@ def find(
             and not isinstance(node, _STATELESS)
             and had.get(node.id) != has[node.id]
         ):
-            raise NotReusable("what the queries have in common stands elsewhere in the new one")
+            raise NotReusable(
+                "the common part of the queries is at a different place in the new one"
+            )
     for node in upper.nodes[:-1]:
         if not isinstance(node, (*_STATELESS, p.FeedSpec)):
-            raise NotReusable("its new part keeps rows of its own")
+            raise NotReusable("its new part has state of its own")
     ways = _chosen(before, of[has[top]])
     if ways is None:
-        raise NotReusable("the rows that it was made of are not those of its table")
+        raise NotReusable("the rows that it was computed from are not those of its table")
     schema = after.node(top).schema
     found = _places(ways, before.sink.schema, schema)
     used = _used(upper, top, len(schema))
@@ -123,9 +127,9 @@ def _divided(whole: p.PhysicalPlan, common: set[str]) -> tuple[str, p.PhysicalPl
     tops = subplans.largest(whole, common)
     upper = subplans.over_feeds(whole, tops)
     if any(not p.inputs(n) and not isinstance(n, p.FeedSpec) for n in upper.nodes):
-        raise NotReusable("it needs columns or rows that were not kept")
+        raise NotReusable("it needs columns or rows that were not stored")
     if len(tops) != 1:
-        raise NotReusable("it is made of several parts of the old query")
+        raise NotReusable("it consists of several parts of the old query")
     return tops[0], upper
 
 

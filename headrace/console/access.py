@@ -99,7 +99,7 @@ class Access:
             Refused: it is another one, or the source cannot be reached.
         """
         if not self.is_token(token):
-            raise Refused("that is not the token")
+            raise Refused("invalid token")
         try:
             return await self._identity(await self.engine(), ENGINE)
         except (psycopg.Error, TimeoutError, Gone) as error:
@@ -129,15 +129,15 @@ class Access:
         except (psycopg.Error, TimeoutError, Gone) as error:
             # libpq gives no SQLSTATE here, and its message may name hosts: it goes only to the log.
             _log.info("console login failed", role=role, reason=str(error).strip())
-            raise Refused("the database did not let this role in, or cannot be reached") from None
+            raise Refused("the database rejected this role, or cannot be reached") from None
 
     def _as_role(self, role: str, password: str) -> str:
         texts = (role, password)
         if not all(texts):
             # libpq would replace an empty value by the engine's own, or by one from a file.
-            raise Refused("a role and its password are needed")
+            raise Refused("a role and its password are required")
         if "\0" in role + password or not all(_is_utf8(text) for text in texts):
-            raise Refused("role and password are texts")
+            raise Refused("role and password must be strings")
         if len(role.encode()) > _NAME_BYTES_MAX or len(password.encode()) > _PASSWORD_BYTES_MAX:
             raise Refused("role or password is too long")
         where = {k: v for k, v in conninfo_to_dict(self._settings.source).items() if k in _WHERE}
@@ -169,7 +169,7 @@ async def welcome(conn: Connection) -> dict[str, Any]:
     except psycopg.errors.UndefinedObject:
         me = None
     if me is None or not me["welcome"]:
-        raise Gone("the role may not log in any more")
+        raise Gone("the role may no longer log in")
     return me
 
 
@@ -198,12 +198,13 @@ def _token(settings: Settings) -> str:
     except (OSError, UnicodeDecodeError) as error:
         raise PrerequisiteError(
             f'could not read the console\'s token "{path}": {error}',
-            hint="Setting console_token_file names a file with a secret, or is empty.",
+            hint="Set console_token_file to the name of a file with a secret, or leave it empty.",
         ) from error
     if len(token) < _TOKEN_MIN:
         raise PrerequisiteError(
             f'the console\'s token in "{path}" is shorter than {_TOKEN_MIN} characters',
-            hint="Remove the file for a new one, or write a longer secret into it.",
+            hint="Remove the file, so that Headrace creates a new one, or write a longer secret"
+            " into it.",
         )
     return token
 

@@ -193,7 +193,7 @@ class App:
         assert self.people is not None, "there is a console"
         _check_own(request)
         if not self._is_safe(request):
-            return _json({"error": "log in over TLS, or from the same computer"}, 403)
+            return _json({"error": "log in over TLS or from the server's own machine"}, 403)
         try:
             body = _LOGIN.decode(await _body(request))
         except msgspec.MsgspecError as error:

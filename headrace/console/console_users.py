@@ -58,7 +58,7 @@ class ConsoleUsers:
 
         Raises:
             Refused: the login is not allowed.
-            Full: too many are logged in.
+            Full: too many users are logged in.
         """
         if token:
             identity = await self._door.by_token(token)
@@ -68,7 +68,7 @@ class ConsoleUsers:
         cookie = self.sessions.begin(identity.key, clock.monotonic())
         if cookie is None:
             await self._tidy()
-            raise Full("too many are logged in")
+            raise Full("too many users are logged in")
         return cookie, lookout
 
     async def log_out(self, cookie: str) -> None:

@@ -197,7 +197,7 @@ class GraphCollector:
                 self._rouse()
                 return
         _log.debug("console cannot ask", reason=str(error).strip())
-        self._put(OVERVIEW, frame("trouble", {"message": "the database does not answer now"}))
+        self._put(OVERVIEW, frame("trouble", {"message": "the database does not answer"}))
 
     async def _look(self) -> None:
         if self.identity.conn is None:

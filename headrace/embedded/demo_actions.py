@@ -93,7 +93,7 @@ class DemoActions:
         """Open the console in the default browser."""
         address = self._engine.console
         if address is None or not webbrowser.open(address):
-            self.say("console: no browser could be opened here; its address is below")
+            self.say("console: could not open a browser; the address is shown below")
 
     def _say_seen(self, text: str, since: float) -> None:
         """Wait until the views have everything committed so far; report the time it took."""
@@ -101,7 +101,7 @@ class DemoActions:
             with psycopg.connect(self._engine.dsn, autocommit=True) as conn:
                 conn.execute("CALL headrace.wait_for(%s)", (view,))
         self.say(
-            f"{text}; all of it in the views after {(clock.monotonic() - since) * 1000:,.0f} ms"
+            f"{text}; visible in all views after  {(clock.monotonic() - since) * 1000:,.0f} ms"
         )
 
     def _verify(self) -> None:
@@ -113,7 +113,7 @@ class DemoActions:
             )
             found = f"{len(differing)} rows DIFFER" if differing else "no row differs"
             took_s = clock.monotonic() - began
-            self.say(f"verify {view}: {found} from what the query gives ({took_s:.1f} s)")
+            self.say(f"verify {view}: {found} from the result of its query ({took_s:.1f} s)")
 
     def _views(self) -> list[str]:
         return [

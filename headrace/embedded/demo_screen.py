@@ -92,7 +92,7 @@ def _busy(shown: Shown) -> Iterable[str]:
     if shown.busy >= _BUSY:
         yield (
             f"  {'':<11}this machine is busy: {shown.busy:.0%} of {shown.processors} processors"
-            " are used, and all is late by that"
+            f" are busy, which delays all views"
         )
 
 

@@ -169,9 +169,9 @@ class Link:
             self._syncs = 2
             yield from _rows(self._piped(_Answers(pgconn)))
         except psycopg.Error:
-            self._settle()
+            self._leave_pipeline()
             raise
-        self._settle()
+        self._leave_pipeline()
 
     def _piped(self, answers: _Answers) -> Iterator[PGresult]:
         """Yield the results of the statement that has rows, and the errors of all three."""
@@ -196,7 +196,7 @@ class Link:
                 case _:
                     yield result
 
-    def _settle(self) -> None:
+    def _leave_pipeline(self) -> None:
         """Leave pipeline mode, outside of any transaction; close the connection if that fails."""
         pgconn = self.conn.pgconn
         try:

@@ -158,10 +158,10 @@ class Pool:
         self._terminations.admit(who)
         if sum(lost.who == who for lost in list(self._lost)) >= LOST_MAX:
             raise LimitExceeded(
-                "no expression is evaluated for the view's owner just now",
-                detail="Earlier ones go on, though they were canceled and their sessions"
-                " terminated.",
-                hint="Make the functions end that the view calls.",
+                "expressions of the view's owner cannot be evaluated now",
+                detail="Earlier expressions are still running, although they were canceled and"
+                " their sessions were terminated.",
+                hint="Change the functions that the view calls, so that they end.",
             )
 
     def _take(self, key: Key) -> Link:

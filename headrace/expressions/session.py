@@ -239,7 +239,8 @@ class EvaluatorSession:
             except _Lost as lost:
                 if attempt == _ATTEMPTS_MAX:
                     raise Interrupted(
-                        f"the connection that evaluates was lost: {_message(lost.error)}",
+                        f"the connection that evaluates expressions was lost:"
+                        f" {_message(lost.error)}",
                         sqlstate=lost.error.sqlstate or "08006",
                     ) from lost
                 self._pool.forget(self._key.dsn)

@@ -297,6 +297,6 @@ def shared(folder: Path) -> Terminations:
 
 def _detail(times: int) -> str:
     return (
-        f"It has done so {times} times in {WINDOW_S / 60:.0f} minutes; other views have their"
-        " functions evaluated in these sessions."
+        f"It has done so {times} times in {WINDOW_S / 60:.0f} minutes; functions of other views"
+        f" are evaluated in the same sessions."
     )

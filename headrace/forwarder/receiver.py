@@ -152,7 +152,7 @@ class Receiver:
                 continue
             if code in _CONTINUITY:
                 raise ContinuityLost(
-                    f'slot "{origin.slot}" cannot be continued: {_text(result)}',
+                    f'slot "{origin.slot}" cannot be resumed: {_text(result)}',
                     hint="The views must be created again.",
                 )
             raise TransientError(_text(result), sqlstate=code)
@@ -188,14 +188,15 @@ class Receiver:
             raise ContinuityLost(f'slot "{self._origin.slot}" is gone')
         if state.wal_status == "lost":
             raise ContinuityLost(
-                f'slot "{self._origin.slot}" has lost WAL it needs',
+                f'slot "{self._origin.slot}" has lost WAL that is still needed',
                 hint="See max_slot_wal_keep_size.",
             )
         if state.confirmed > self.start_lsn:
             raise ContinuityLost(
-                f'slot "{self._origin.slot}" is ahead of our state',
-                detail=f"It is at {format_lsn(state.confirmed)}, our state at"
-                f" {format_lsn(self.start_lsn)}: somebody else used or re-created it.",
+                f'slot "{self._origin.slot}" is ahead of the engine state',
+                detail=f"It is at {format_lsn(state.confirmed)}, the state at"
+                f" {format_lsn(self.start_lsn)}. Another program has used or re-created"
+                f" the slot.",
             )
 
     # --- reading
@@ -302,7 +303,7 @@ class Receiver:
         code = _code(result) if result is not None else None
         text = _text(result) if result is not None else "the server closed the stream"
         if code in _CONTINUITY:
-            return ContinuityLost(f"the stream cannot be continued: {text}")
+            return ContinuityLost(f"the stream cannot be resumed: {text}")
         return TransientError(text, sqlstate=code or "08006")
 
     def _on_notice(self, result: Any) -> None:

@@ -30,7 +30,7 @@ def within(folder: Path, name: bytes) -> Path:
     """
     text = name.decode(errors="replace")
     if not _NAME.fullmatch(text):
-        raise pa.ArrowInvalid(f"no name of a file: {text!r}")
+        raise pa.ArrowInvalid(f"invalid file name: {text!r}")
     return folder / text
 
 
@@ -42,7 +42,7 @@ def send(client: Any, path: Path, name: str) -> None:
             writer.write_batch(batch)
 
 
-def keep(reader: Any, path: Path) -> None:
+def write_file(reader: Any, path: Path) -> None:
     """Write a received file."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     _write(path, (chunk.data for chunk in reader))

@@ -306,7 +306,7 @@ class FlightLink:
                 self._prober.look()
             if silent_s > max(SILENCE_S, self._awaited_s) or in_vain_s > self._awaited_s:
                 self.silent = True
-                self._die(f"it has given no sign of life for {silent_s:.0f} s")
+                self._die(f"no message has come from it for {silent_s:.0f} s")
                 return
 
     @contextlib.contextmanager

@@ -161,12 +161,12 @@ class FlightPort(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has 
             echo(reader, writer)
             return
         if descriptor.command != PROTOCOL:
-            raise flight.FlightServerError("this worker is of another version of headrace")
+            raise flight.FlightServerError("this worker runs another version of headrace")
         self._serve(FlightSession(reader, writer, far=self._far))
 
     def do_put(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
         """Receive a file."""
-        file_transfer.keep(reader, file_transfer.within(self._files, descriptor.path[0]))
+        file_transfer.write_file(reader, file_transfer.within(self._files, descriptor.path[0]))
 
     def do_get(self, context: Any, ticket: Any) -> Any:
         """Send a file, and delete it."""

@@ -168,6 +168,5 @@ def check_parts(count: int) -> None:
     if count > PARTS_MAX:
         raise UnsupportedError(
             f"an expression of more than {PARTS_MAX} parts is not supported",
-            detail="An expression over columns that are expressions themselves has their parts at"
-            " each mention.",
+            detail="Each reference to a computed column counts with all parts of its expression.",
         )

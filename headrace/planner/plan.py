@@ -247,7 +247,7 @@ def _shown(
         drawn = (*graphs, lineage_graph(origins))
         return {"explain": stages, "graphs": drawn, "lineage": origins}
     names = ", ".join(sorted(sources.private))
-    told = f"not shown: it has the query of {names} in it, which is its owner's"
+    told = f"not shown: it contains the query of {names}, which only the owner may see"
     return {"explain": dict.fromkeys(stages, told)}
 
 
@@ -385,6 +385,6 @@ def _analysed_again(lowering: Lowering, exprs: list[Expr], refs: list[Ref]) -> T
         return lowering.analysed(query)
     except psycopg.ProgrammingError as error:
         raise UnsupportedError(
-            "an expression of the query cannot be written down for evaluation",
+            "an expression of the query cannot be converted to SQL text",
             detail=error.diag.message_primary,
         ) from error

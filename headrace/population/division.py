@@ -43,7 +43,7 @@ def in_two_steps(node: Node) -> bool:
             return False
 
 
-def kept(node: Node, state: str, *, front: bool) -> bool:
+def belongs_to_step(node: Node, state: str, *, front: bool) -> bool:
     """Return whether ``state`` of ``node`` belongs to the final step (``front``) or to a share."""
     together = f"{node.id}.{HEAD}" if isinstance(node, plan.TopKSpec) else node.id
     return (state == together) == front

@@ -103,7 +103,7 @@ class SourceSnapshots:
 
 
 @contextlib.contextmanager
-def held(
+def hold_snapshots(
     job: Job, settings: Settings, stand_ins: Mapping[int, StandIn], number: str
 ) -> Iterator[tuple[SourceSnapshots | None, contextlib.ExitStack]]:
     """Yield snapshots of the sources of ``stand_ins``, and a stack that ends the pause.

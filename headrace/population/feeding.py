@@ -163,7 +163,9 @@ class Feeding:
         """
         known = self._worker.call("attached", {"feeder": self._feeder, "job": self._job.name})
         if not known:
-            raise SnapshotLost(f"what view {self.node.view} sent meanwhile was not kept")
+            raise SnapshotLost(
+                f"the rows that view {self.node.view} sent meanwhile were not stored"
+            )
         return {"feeds": {self.node.id: self._feeder}, "fed_by": self._view_id}
 
     def _pending(self, first: int) -> tuple[list[list[pa.Array]], Counter[bytes]]:
@@ -190,7 +192,7 @@ class Feeding:
 
 
 def _lost(error: HeadraceError) -> SnapshotLost:
-    return SnapshotLost("what feeds the view changed meanwhile", detail=error.message)
+    return SnapshotLost("the source of the view changed meanwhile", detail=error.message)
 
 
 def _table_of(conn: Connection, node: FeedSpec) -> tuple[SourceSpec, object]:

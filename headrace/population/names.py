@@ -125,7 +125,8 @@ def find_named(
     if view is None:
         raise UndefinedError(
             f'view "{text}" does not exist',
-            hint="See headrace.list_views(). What is no view yet is given by its query.",
+            hint="See headrace.list_views(). For a query that is not a view yet, pass the query"
+            " itself.",
             sqlstate="42P01",
         )
     return view
@@ -180,7 +181,7 @@ def lock(conn: Connection, view: ViewRow) -> None:
     if views.find(conn, view.name, [view.schema]) is None:
         raise UndefinedError(f'view "{view.name}" was dropped', sqlstate="42P01")
     raise UserError(
-        f'view "{view.name}" was filled anew meanwhile',
+        f'view "{view.name}" was rebuilt meanwhile',
         hint="Call this once more.",
         sqlstate="55006",
     )

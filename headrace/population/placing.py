@@ -181,7 +181,7 @@ def still_there(
 
     A view moves to the worker with the most free capacity; a part joins the rest of its view.
     """
-    lost = nodes.lost(conn)
+    lost = nodes.lost_workers(conn)
     if isinstance(placement, dict):
         return {node: to for node, to in placement.items() if to not in lost} or MAIN
     if placement not in lost:
@@ -253,13 +253,13 @@ def measured(rows: list[dict[str, Any]]) -> MeasuredView | None:
 
 
 def check(conn: Connection, name: str) -> None:
-    """Call ``check_known``, and raise UserError (55000) if the worker counts as lost."""
+    """Call ``check_known``, and raise UserError (55000) if the worker is considered lost."""
     check_known(conn, name)
-    if name in nodes.lost(conn):
+    if name in nodes.lost_workers(conn):
         raise UserError(
-            f'worker "{name}" counts as lost',
-            detail="It was out of reach for longer than worker_lost_s.",
-            hint="It does no more as soon as it is back; until then name another one.",
+            f'worker "{name}" is considered lost',
+            detail="It has been unreachable for longer than worker_lost_s.",
+            hint="Name another worker, or wait until this one is back.",
             sqlstate="55000",
         )
 
@@ -269,7 +269,7 @@ def check_known(conn: Connection, name: str) -> None:
 
     Raise UserError (22023) if ``name`` is a misspelt strategy.
     """
-    if name == MAIN or nodes.known(conn, name):
+    if name == MAIN or nodes.lock_existing(conn, name):
         return
     meant = _strategy(name)
     if meant is not None:
@@ -297,9 +297,9 @@ def _check_no_strategy(name: str) -> None:
     meant = _strategy(name)
     if meant is not None:
         raise UserError(
-            f'placement strategy "{name}" stands where a worker is to be named',
-            hint=f'In an object each collection has a worker; write "{meant}" alone to have a'
-            " strategy choose them.",
+            f'placement strategy "{name}" cannot be used in place of a worker',
+            hint=f'An object names a worker for each collection. Write "{meant}" alone to let'
+            " the strategy choose them.",
             sqlstate="22023",
         )
 

@@ -273,7 +273,7 @@ class Population:
             if beyond and endless:
                 snapshots.wait_for_writers(job, self._dsn)
             with contextlib.ExitStack() as kept, contextlib.ExitStack() as joined:
-                held = elsewhere.held(job, settings, beyond, f"{number}_{again}")
+                held = elsewhere.hold_snapshots(job, settings, beyond, f"{number}_{again}")
                 self._elsewhere, standing = kept.enter_context(held)
                 try:
                     group = self._context.snapshots.join(job, settings, limit_s)
@@ -394,7 +394,7 @@ class Population:
                 sizes,
                 planned.settings,
                 staged,
-                _whose(self._dsn, self._planned_under),
+                _session_owner(self._dsn, self._planned_under),
             )
             return rows, _nothing  # the executors have written the states
         limits = bounds.of_filling(self._settings, self._options.limits)
@@ -413,7 +413,7 @@ class Population:
             self._dsn,
             self._planned.settings,
             self._settings.eval_dsn or None,
-            owner=_whose(self._dsn, self._planned_under),
+            owner=_session_owner(self._dsn, self._planned_under),
             value_bytes_max=value_bytes_max,
             folder=turns_dir(self._settings),
         )
@@ -431,7 +431,7 @@ class Population:
             # the worker loses the hold from here on, it does not adopt the view.
             since = 0
             if self._worker.hold() != (held or {"txid": facts["txid"], "lsn": facts["lsn"]}):
-                raise SnapshotLost("what came after the snapshot of the population is not kept")
+                raise SnapshotLost("the changes after the population's snapshot were not stored")
         with job.connection(self._dsn, what="publish") as conn:
             with job.translating():
                 conn.execute("BEGIN")
@@ -548,7 +548,7 @@ def check_slot(conn: Connection, settings: Settings, start_lsn: int = 0) -> None
         raise SnapshotLost("the stream went on past the snapshot of the population")
 
 
-def _whose(dsn: str, facts: Facts) -> str:
-    """Return the owner label that the evaluator separates user code by, as ``View.whose``."""
+def _session_owner(dsn: str, facts: Facts) -> str:
+    """Return the label by which the evaluator separates user code (``View.session_owner``)."""
     with reuse.lent(dsn) as conn:
         return f"owner {names.role_of(conn, facts['owner']).name}"

@@ -74,7 +74,7 @@ def repair(conn: Connection, before: ResultTable, publication: str, key: Sequenc
         except psycopg.errors.DependentObjectsStillExist as error:
             raise ResultTableChanged(
                 f"result table {target.shown} has other columns now",
-                detail=f"It cannot be made again: {error.diag.message_detail}",
+                detail=f"It cannot be created again: {error.diag.message_detail}",
                 hint=table.UNDO,
             ) from error
         return False

@@ -66,7 +66,8 @@ def check(conn: Connection, eval_dsn: str, planned: Planned) -> None:
     if lacking:
         raise PrerequisiteError(
             f'role "{role}" lacks rights that the query needs',
-            detail="What may run code of users is evaluated by that role, which has no others.",
+            detail="Expressions that may run user-defined code are evaluated by that role, which"
+            " has no other rights.",
             hint="Run: " + " ".join(grant for grant, _ in lacking),
             sqlstate="42501",
         )

@@ -258,7 +258,7 @@ def _write_states(spec: Spec, segment: Segment, part: str, states: dict[str, Pie
             own.pop(f"{head.id}.{'left' if divided else 'right'}", None)
         if segment.step != WHOLE:
             front = segment.step == FRONT
-            own = {n: s for n, s in own.items() if division.kept(head, n, front=front)}
+            own = {n: s for n, s in own.items() if division.belongs_to_step(head, n, front=front)}
         parts = {name: own.pop(name) for name in merging.shared(head) if name in own}
     merging.leave(spec.staging, part, parts)
     spec.staging.write_state(part, own)

@@ -32,7 +32,7 @@ def become(conn: psycopg.Connection[Any], caller: str) -> None:
         grant = sql.SQL("GRANT {} TO {};").format(role, sql.Identifier(row[0]))
         raise PrerequisiteError(
             f'Headrace may not act for role "{caller}"',
-            detail="Queries are checked and carried out with the rights of whoever asks.",
+            detail="Queries are checked and run with the rights of the calling role.",
             hint=f"Run: {grant.as_string(conn)}",
             sqlstate="42501",
         ) from error

@@ -246,9 +246,9 @@ def asking(known: Sequence[Definitions]) -> Sent | None:
     return Sent.named(text, values) if text else None
 
 
-def told(known: Sequence[Definitions], rows: Iterable[tuple[Any, ...]]) -> list[Marks]:
+def parse_marks(known: Sequence[Definitions], rows: Iterable[tuple[Any, ...]]) -> list[Marks]:
     """Convert the rows of ``asking(known)`` to the result of ``marks``."""
-    return _told(list(known), rows)
+    return _parse(list(known), rows)
 
 
 def changed(before: Definitions, now: Marks) -> bool:
@@ -323,7 +323,7 @@ def _labels_changed(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[
 def _read(conn: Connection, known: list[Definitions], *, full: bool) -> list[Definitions]:
     text, values = _asked(known, full=full)
     rows = conn.execute(text, values, prepare=True).fetchall() if text else []
-    return _told(known, rows)
+    return _parse(known, rows)
 
 
 def _asked(known: list[Definitions], *, full: bool) -> tuple[str, dict[str, Any]]:
@@ -346,7 +346,7 @@ def _asked(known: list[Definitions], *, full: bool) -> tuple[str, dict[str, Any]
     }
 
 
-def _told(known: list[Definitions], rows: Iterable[tuple[Any, ...]]) -> list[Definitions]:
+def _parse(known: list[Definitions], rows: Iterable[tuple[Any, ...]]) -> list[Definitions]:
     found: dict[str, dict[str, Any]] = {}
     called: dict[int, str] = {}
     for catalog, oid, name, content, written, parts in rows:

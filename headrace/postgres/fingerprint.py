@@ -280,11 +280,11 @@ def difference(
             told = definitions.difference(had, now["definitions"], quiet=quiet)
             yield from map(_refill, told)
         elif before.get("types") or before.get("functions"):
-            yield _refill("an earlier version did not keep all that the view relies on")
+            yield _refill("an earlier version did not record everything that the view depends on")
         for oid, facts in before.get("relations", {}).items():
             yield from _relation_changed(facts, now["relations"].get(oid))
         if "rights" not in before:
-            yield _refill("an earlier version did not keep whose rights the view needs")
+            yield _refill("an earlier version did not record which roles' rights the view needs")
 
     found, anew = list(errors()), list(_replaced(before, now))
     # An error that a resync alone cannot repair takes precedence.
@@ -431,9 +431,9 @@ def _publication_changed(old: Facts | None, new: Facts | None) -> Iterator[Headr
     if old is None or new is None:
         yield _lost("the publication was dropped")
     elif old["oid"] != new["oid"]:
-        yield _lost("the publication was dropped and made again")
+        yield _lost("the publication was dropped and created again")
     elif not new["whole"]:
-        yield _lost("the publication does not publish every change any more")
+        yield _lost("the publication no longer publishes every change")
     elif old["written"] != new["written"]:
         yield _lost("the publication was altered")
 
@@ -505,7 +505,7 @@ def _column_changed(
     elif had != has:
         yield _refill(f"{column} has a wider type now")
     if old["generated"] != new["generated"]:
-        yield _refill(f"{column} is generated no more")
+        yield _refill(f"{column} is no longer generated")
     if key and not new["not_null"]:
         yield _refill(f"{column}, part of its key, may be NULL now")
     if moved and old["written"] != new["written"]:
@@ -544,11 +544,11 @@ def _view_changed(old: Facts, new: Facts | None) -> Iterator[HeadraceError]:
     elif old["definition"] != new["definition"]:
         yield _refill(f"view {name} was replaced")
     elif (old["owner"], old["invoker"]) != (new["owner"], new["invoker"]):
-        yield _refill(f"view {name} is read with the rights of another role now")
+        yield _refill(f"view {name} is now read with the rights of another role")
 
 
 def _result_changed(old: Facts, new: Facts | None) -> Iterator[HeadraceError]:
     if new is None:  # while it is read it cannot be dropped
-        yield _refill(f"the result table of view {old['name']} was made again")
+        yield _refill(f"the result table of view {old['name']} was created again")
     elif old["revision"] != new["revision"]:
         yield _refill(f"view {old['name']} was altered")

@@ -69,12 +69,12 @@ def change(
         return None
     found = Change(frozenset(came), frozenset(went))
     wrong = fingerprint.difference(
-        settled(before, now, found), now, quiet=quiet, withdrawn=withdrawn
+        apply_change(before, now, found), now, quiet=quiet, withdrawn=withdrawn
     )
     return found if wrong is None else None
 
 
-def settled(before: Facts, now: Facts, change: Change) -> Facts:
+def apply_change(before: Facts, now: Facts, change: Change) -> Facts:
     """Return the facts ``before`` with the members that ``change`` adds and removes."""
     relations = {}
     for oid, facts in before["relations"].items():

@@ -122,21 +122,21 @@ def error(lack: Lack) -> DefiniteFailure:
     if role is None and kind == "owner":
         return OwnerGone(
             "the role that owned the view was dropped",
-            hint="CALL headrace.set_owner(view, role) gives it to another.",
+            hint="CALL headrace.set_owner(view, role) gives it a new owner.",
         )
     if lack["through"] is not None:
         return RightEnded(
-            f"the owner of view {lack['through']}, which the view reads, may not read"
-            " what that reads any more",
-            hint=f"See what view {lack['through']} says; when he may again, this view"
-            " goes on by itself.",
+            f"the owner of view {lack['through']}, which the view reads, may no longer read its"
+            f" tables",
+            hint=f"See the message of view {lack['through']}. This view continues by itself once"
+            f" that owner has the right again.",
         )
     if role is None:
-        return RightEnded("a role was dropped that reads something for the view")
+        return RightEnded("a role with whose rights the view reads was dropped")
     if kind == "open":
         return RightEnded(
             f'row security of table "{name}" applies to role {role} now',
-            detail="Which rows a policy lets a role see is not followed.",
+            detail="Headrace cannot follow which rows a policy lets a role see.",
             hint=Repair(
                 f"Run: ALTER TABLE {shown} DISABLE ROW LEVEL SECURITY;"
                 f" or ALTER ROLE {role} BYPASSRLS",

@@ -94,7 +94,7 @@ def preflight(conn: Connection, settings: Settings) -> list[PrerequisiteError]:
                 f"no replication slot is free: {slots} of max_replication_slots ="
                 f" {slots_max} are in use",
                 hint=f"Set max_replication_slots to {needed} or more (and max_wal_senders"
-                " too), restart Postgres, or drop a slot that nobody uses.",
+                " too), restart Postgres, or drop an unused slot.",
                 sqlstate="53400",
             )
         )
@@ -119,7 +119,7 @@ def _foreign_publication(conn: Connection, name: str) -> list[PrerequisiteError]
     return [
         PrerequisiteError(
             f'publication "{name}" belongs to role "{row[0]}"',
-            detail="Who owns it may change what it publishes.",
+            detail="Its owner may change what it publishes.",
             hint="Drop it, or set publication_name to another name.",
             sqlstate="42501",
         )
@@ -274,7 +274,7 @@ def slot_state(conn: Connection, name: str) -> SlotState | None:
     confirmed, restart, pid, status, plugin, database, here = row
     if plugin != "pgoutput" or database != here:
         raise PrerequisiteError(
-            f'replication slot "{name}" is not ours: it belongs to database'
+            f'replication slot "{name}" cannot be used: it belongs to database'
             f' "{database}", plugin "{plugin}"',
             hint="Slots are per server: set slot_name to another name.",
         )

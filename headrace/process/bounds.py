@@ -205,7 +205,7 @@ class Bound:
         _here.waited_ns += int(seconds * 1e9)
         self._asked_s += min(seconds, WAIT_S_MAX)
         if self.limits.time_ms and self._asked_s * 1000 > self._asked_ms_max:
-            raise self._slow("An expression that Postgres evaluates had not ended.")
+            raise self._slow("An expression that Postgres evaluates had not finished.")
         self.check()
 
     def expect(self, part: Described, rows: int) -> None:
@@ -214,7 +214,7 @@ class Bound:
         made = self._made.setdefault(id(part), [0, 0])
         if self.limits.rows and made[0] + rows > self._rows_max:
             raise self._exceeded(
-                ROWS, f"{self._rows_max} rows", f"It is {part.words} that gives them."
+                ROWS, f"{self._rows_max} rows", f"The rows come from {part.words}."
             )
 
     def room(self, part: Described) -> int | None:
@@ -233,7 +233,7 @@ class Bound:
         made[1] += size
         if self.limits.memory_bytes and made[1] > self._bytes_max:
             raise self._exceeded(
-                MEMORY, f"{self._bytes_max} bytes", f"It is {part.words} that does."
+                MEMORY, f"{self._bytes_max} bytes", f"The memory is used by {part.words}."
             )
 
     def received(self, size: int, given: int) -> None:
@@ -241,7 +241,9 @@ class Bound:
         limit = self.limits.memory_bytes
         if limit and size > limit + BYTES_PER_BYTE * given:
             raise self._exceeded(
-                MEMORY, f"{limit} bytes", "It is the values of expressions that Postgres evaluates."
+                MEMORY,
+                f"{limit} bytes",
+                "The memory is used by values of expressions that Postgres evaluates.",
             )
 
     def too_large(self, size: str) -> LimitExceeded:
@@ -249,7 +251,7 @@ class Bound:
         return self._exceeded(
             MEMORY,
             f"{self.limits.memory_bytes} bytes",
-            f"A value has {size} bytes, and may have {self.limits.value_bytes}.",
+            f"A value has {size} bytes; the limit is {self.limits.value_bytes}.",
         )
 
     def _slow(self, detail: str) -> LimitExceeded:

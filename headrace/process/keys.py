@@ -37,7 +37,7 @@ class KeyPair:
     key: bytes
 
 
-def kept(folder: Path) -> KeyPair:
+def load_or_create(folder: Path) -> KeyPair:
     """Return the key pair in ``folder``; make it if there is none.
 
     Raises:

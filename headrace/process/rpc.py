@@ -138,7 +138,7 @@ class Peer:
             self.closed.set()
             for future in self._waiting.values():
                 if not future.done():
-                    future.set_exception(errors.PeerGone("the peer process went away"))
+                    future.set_exception(errors.PeerGone("the peer process has ended"))
             for task in self._running.values():
                 task.cancel()
             self._writer.close()
@@ -205,7 +205,7 @@ def check(*paths: Path) -> None:
     if size > SOCKET_BYTES_MAX:
         raise errors.UserError(
             "the path of the data directory is too long for a worker's sockets",
-            detail=f"{longest} would have {size} bytes; {SOCKET_BYTES_MAX} may be.",
+            detail=f"{longest} would have {size} bytes; the limit is {SOCKET_BYTES_MAX}.",
             hint="Choose a data directory with a shorter path, or a shorter name.",
             sqlstate="22023",
         )

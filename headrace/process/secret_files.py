@@ -86,6 +86,6 @@ def _check(path: Path, found: os.stat_result, what: str, *, of_root: bool = True
             f'{what} file "{path}" has group or world access',
             detail=f"Its permissions are {stat.S_IMODE(found.st_mode):04o}; they may be 0600 or"
             f" less{', or 0640 or less if root owns it' if of_root else ''}.",
-            hint=f'chmod 600 "{path}", and replace the secret if somebody may have read it.'
+            hint=f'Run chmod 600 "{path}", and replace the secret if another user may have read it.'
             + (" For a secret that Kubernetes mounts: defaultMode: 0440." if of_root else ""),
         )

@@ -113,7 +113,7 @@ class TextReader:
         self._end()
         raise UserError(
             "the query takes too long to be read, or too much memory",
-            hint="Make it simpler, or write it in SQL of Postgres, which is not read so.",
+            hint="Simplify it, or write it in Postgres' SQL, which needs no translation.",
             sqlstate=_COMPLEX,
         )
 

@@ -64,7 +64,7 @@ def check(node: exp.Expr, dialect: str, kinds: Kinds) -> None:
     allowed = STRUCTURE[type(node)]
     for name, value in node.args.items():
         if name not in allowed and value not in (None, False, []):
-            _refuse(node, dialect, f'its "{name.rstrip("_")}" has no equal')
+            _refuse(node, dialect, f'its "{name.rstrip("_")}" has no equivalent')
     if isinstance(node, exp.Select):
         _check_aliases(node, dialect, kinds)
         _check_qualify(node, dialect)
@@ -88,7 +88,7 @@ def _difference(node: exp.Expr, dialect: str) -> str | None:
     """Return the reason why a small clause has another meaning in Postgres."""
     match node:
         case exp.Rollup() | exp.Cube() if not node.expressions:
-            return "WITH ROLLUP has no equal; ROLLUP (…) is translated"
+            return "WITH ROLLUP has no equivalent; ROLLUP (…) is translated"
         case exp.Distinct() if node.args.get("on") and dialect != "duckdb":
             return "DISTINCT ON may choose other rows"
         case exp.Limit() | exp.Offset() if unsigned(node.expression) is None:
@@ -96,9 +96,9 @@ def _difference(node: exp.Expr, dialect: str) -> str | None:
         case exp.Interval() if not isinstance(node.parent, exp.Add | exp.Sub):
             return "it is the same only where it is added to a time"
         case exp.Table() if not isinstance(node.this, exp.Identifier):
-            return "a function in FROM has no equal"
+            return "a function in FROM has no equivalent"
         case exp.Dot() if not isinstance(node.expression, exp.Anonymous):
-            return "a field of a value has no equal"
+            return "a field of a value has no equivalent"
     return None
 
 
@@ -113,9 +113,9 @@ def _check_join(node: exp.Join, dialect: str) -> None:
         if dialect not in ("databricks", "duckdb", "spark") or not node.args.get("on"):
             _refuse(node, dialect, f"{kind} JOIN is translated with ON only")
     elif kind not in _KINDS or side not in _SIDES:
-        _refuse(node, dialect, f"{kind or side} JOIN has no equal")
+        _refuse(node, dialect, f"{kind or side} JOIN has no equivalent")
     if str(node.method or "").upper() not in ("", "NATURAL"):
-        _refuse(node, dialect, f"{node.method} JOIN has no equal")
+        _refuse(node, dialect, f"{node.method} JOIN has no equivalent")
 
 
 def _check_qualify(node: exp.Select, dialect: str) -> None:

@@ -46,7 +46,7 @@ def parsed(text: str, dialect: str) -> exp.Expr:
     if len(found) != 1:
         raise Unsaid(f"the text has {len(found)} statements, and must have one")
     if isinstance(found[0], exp.Command):
-        raise Unsaid("this statement is none that the parser knows", 0)
+        raise Unsaid("the parser does not know this statement", 0)
     return found[0]
 
 

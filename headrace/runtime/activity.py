@@ -12,7 +12,7 @@ LONG_S: Final = 1.0
 """Shorter operations are not reported."""
 
 
-def told(
+def describe(
     state: EngineState, works: Sequence[Work], writes: tuple[int, int, float] | None
 ) -> list[dict[str, Any]]:
     """Return view, description and seconds for each view behind ``works``; for any thread.

@@ -465,9 +465,9 @@ def _guarded(work: Callable[[Unit], None], view: Unit) -> HeadraceError | None:
         return error
     except HeadraceError as error:
         if isinstance(error, BugError):
-            _log.exception("view stopped by a bug", view=view.id, story=view.story.tell())
+            _log.exception("view stopped by a bug", view=view.id, story=view.story.lines())
         return error
     except Exception as error:  # noqa: BLE001  the boundary of one view's dataflow
-        _log.exception("view stopped by a bug", view=view.id, story=view.story.tell())
+        _log.exception("view stopped by a bug", view=view.id, story=view.story.lines())
         return BugError(f"internal error in the view's dataflow: {error!r}")
     return None

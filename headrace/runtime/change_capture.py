@@ -99,7 +99,7 @@ class ChangeCapture:
                     tap.file.write(_lines(view, txid, diffs))
                 except OSError as error:
                     # The verification fails, not the view.
-                    tap.error = TransientError(f"the tap cannot be written: {error}")
+                    tap.error = TransientError(f"captured changes cannot be written: {error}")
 
     def cut_until(self, job: str, lsn: int) -> int:
         """Stop cutting once the stream has passed ``lsn``; return the view's id.

@@ -214,7 +214,7 @@ class Checkpoints:
         return {
             "written": self.written,
             "failures": self.failures,
-            "durations": msgspec.structs.asdict(self._durations.told()),
+            "durations": msgspec.structs.asdict(self._durations.counts()),
             "underway": self.underway,
             "pending_txids": self.pending,
             "error": error.message if error else None,
@@ -255,11 +255,11 @@ def _snapshots(units: Sequence[Unit]) -> list[tuple[RemoteStore, int]]:
     for unit in units:
         if isinstance(unit.store, RemoteStore):
             _, marks = by_worker.setdefault(unit.store.host.name, (unit.store, {}))
-            marks[unit.id] = unit.told
+            marks[unit.id] = unit.progress_mark
     made: list[tuple[RemoteStore, int]] = []
     for store, marks in by_worker.values():
         number = store.link.number()
-        store.link.send(TakeSnapshot(number, marks, store.host.told()))
+        store.link.send(TakeSnapshot(number, marks, store.host.take_commits()))
         made.append((store, number))
     return made
 

@@ -70,9 +70,9 @@ class Coverage:
             self._samples.append((before, lsn))
         links = self._state.index.links
         views = [view for key in sorted(asked) for view in links.asked_as(key)]
-        covered.put(conn, [told for view in views if (told := self._told(view)) is not None])
+        covered.put(conn, [told for view in views if (told := self._covered(view)) is not None])
 
-    def _told(self, view: View) -> Covered | None:
+    def _covered(self, view: View) -> Covered | None:
         progress, mark = view.progress, view.mark
         if not view.live or progress is None:
             return None

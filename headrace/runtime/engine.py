@@ -272,7 +272,7 @@ class Engine:
             self._healing.retry()
             self.hosts.look()
             self._returning.look()
-            self.sharing.settle()
+            self.sharing.join_ready()
         if self._lane.dissolve():
             self.rewind_soon()
         if state.stopping or state.stream is not stream:
@@ -296,7 +296,7 @@ class Engine:
             began = clock.monotonic()
             self._commits.take(wait)
             if held:
-                self._capacity.held(clock.monotonic() - began)
+                self._capacity.count_stall(clock.monotonic() - began)
             return
         if not stream.replaying:
             self._ticker.tick()

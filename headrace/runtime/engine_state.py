@@ -195,7 +195,7 @@ class EngineState:
         return bool(self.index.clocked)
 
     @property
-    def aside(self) -> list[View]:
+    def lagging_views(self) -> list[View]:
         """Live views in the side lane."""
         return self.index.live_in(self.side.groups)
 

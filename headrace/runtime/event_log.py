@@ -23,7 +23,7 @@ class EventLog:
         with self._lock:
             self._events.append((clock.monotonic(), event, fields))
 
-    def tell(self) -> list[str]:
+    def lines(self) -> list[str]:
         """Return the events in order, each with its time in seconds relative to the last one."""
         with self._lock:
             events = list(self._events)

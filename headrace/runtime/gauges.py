@@ -57,7 +57,7 @@ class ViewGauge(msgspec.Struct):
         self.rows += rows
         self.batches += 1
 
-    def told(self, now: float) -> ViewNumbers:
+    def numbers(self, now: float) -> ViewNumbers:
         """Return the numbers of the last ``WINDOW_S`` seconds, and the totals."""
         recent = [point for point in list(self.points) if point[0] > now - WINDOW_S]
         late = sorted(ms for _, ms, _ in recent)
@@ -221,7 +221,7 @@ class Gauges:
             self._rows,
             self._errors,
             self._restarts,
-            {name: made.told() for name, made in self._histograms.items()},
+            {name: made.counts() for name, made in self._histograms.items()},
         )
 
     def _of(self, view_id: int) -> ViewGauge:

@@ -43,6 +43,6 @@ class Histogram:
         self._counts[bisect.bisect_left(SECONDS, seconds)] += 1
         self._sum_s += seconds
 
-    def told(self) -> HistogramCounts:
+    def counts(self) -> HistogramCounts:
         """Return a copy of the counts."""
         return HistogramCounts(SECONDS, list(self._counts), self._sum_s)

@@ -149,7 +149,7 @@ def _of_stream(state: EngineState, queue: Queue, storage: Storage, table: Table)
 def _of_lagging(state: EngineState, queue: Queue, storage: Storage, table: Table) -> QueueRow:
     held = queue.contents()
     tail, behind = held.behind.get(lagging_queue.NAME, (None, None))
-    views = state.aside
+    views = state.lagging_views
     processed = min((view.processed for view in views), default=held.last_txid)
     return QueueRow(
         0,
@@ -197,7 +197,7 @@ def gauges(state: EngineState, *, whole: bool = True) -> dict[str, Any]:
     told = {}
     for view_id, known in list(state.gauges.views.items()):
         if whole or known.points:
-            numbers = known.told(now)
+            numbers = known.numbers(now)
             if whole or numbers.recent:
                 told[view_id] = numbers
     rows = _states(state) if whole or told else _databases(state)
@@ -207,7 +207,7 @@ def gauges(state: EngineState, *, whole: bool = True) -> dict[str, Any]:
             states[view_id] = states.get(view_id, 0) + row.bytes // len(row.views or (0,))
     views = {}
     for view in list(state.views.values()) if whole else filter(None, map(state.views.get, told)):
-        numbers = told.get(view.id) or ViewGauge.empty().told(now)
+        numbers = told.get(view.id) or ViewGauge.empty().numbers(now)
         views[view.id] = {
             **msgspec.structs.asdict(numbers),
             "state_bytes": states.get(view.id, 0),

@@ -101,7 +101,7 @@ class Intake:
         away = [*(view for view in behind if view.placed), *late]
         needed = [s for s in state.needed(behind) if s.id not in {part.id for part in late}]
         side = state.side
-        aside = state.aside
+        aside = state.lagging_views
         plans = [unit.own for unit in (*needed, *late, *behind, *state.needed(aside), *aside)]
         if plans != self._plans:  # rarely
             self._plans, self._types = plans, types_of(plans)

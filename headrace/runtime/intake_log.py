@@ -309,6 +309,6 @@ class IntakeLog:
             self._readable, self.damaged = txid, True
             _log.error("what was kept of the stream is damaged", txid=txid, reason=str(error))
             raise TransientError(
-                "what was kept of the stream is damaged", detail=f"Batch {txid}: {error}."
+                "the intake log is damaged", detail=f"Batch {txid}: {error}."
             ) from error
         return frames

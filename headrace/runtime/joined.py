@@ -59,7 +59,7 @@ def join(settings: Settings) -> bytes:
             the token or the password.
     """
     password_files.check(settings.source)
-    own = keys.kept(settings.keys_dir)
+    own = keys.load_or_create(settings.keys_dir)
     where = settings.worker_address or settings.worker_listen
     name = f"headrace worker {settings.worker}"
     try:
@@ -112,7 +112,7 @@ class Joined:
         if engine == self._engine:
             return
         self._leave()
-        own = keys.kept(self._settings.keys_dir)
+        own = keys.load_or_create(self._settings.keys_dir)
         end = Far(self._settings.worker_listen, engine, own)
         with self._turn:
             if self._ended.is_set():

@@ -142,7 +142,7 @@ class LaggingGroups:
         state, side = self._state, self._state.side
         if self.busy or not side.kept or side.queue is None:
             return
-        views = state.aside
+        views = state.lagging_views
         side.passed(min((view.processed for view in views), default=side.kept[-1].txid))
         if not side.kept or side.kept[0].txid > self._commits.passed:
             return
@@ -295,7 +295,7 @@ class LaggingGroups:
         side, taken = self._state.side, self._state.taken.txid
         if not side.groups or side.kept or self.busy:
             return []
-        late = {view.commit_group for view in self._state.aside if view.processed != taken}
+        late = {view.commit_group for view in self._state.lagging_views if view.processed != taken}
         return [group for group in sorted(side.groups) if group not in late]
 
     def _may(self, group: str) -> bool:
@@ -325,7 +325,7 @@ class LaggingGroups:
         self._scores.pop(group, None)
         stay_s = min(2 * self._stays.get(group, (_STAY_S / 2, 0.0))[0], _STAY_S_MAX)
         self._stays[group] = stay_s, clock.monotonic() + stay_s
-        for view in state.aside:
+        for view in state.lagging_views:
             if view.commit_group == group:
                 view.story.add("processed beside others")
         _log.info(
@@ -344,7 +344,9 @@ class LaggingGroups:
         if side.overflowed:
             self._refuse()
             return True
-        timed = {v.commit_group for v in self._state.aside if v.temporal or v.placed or v.parts}
+        timed = {
+            v.commit_group for v in self._state.lagging_views if v.temporal or v.placed or v.parts
+        }
         side.groups -= timed
         return bool(timed)
 

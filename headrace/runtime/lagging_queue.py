@@ -76,7 +76,7 @@ class CoalescedFrames(Frames):
                 found = self._queue.sent(kept.txid)
             except (LookupError, Damaged) as error:
                 raise TransientError(
-                    "what waits for a slow view is damaged", detail=f"{error}."
+                    "the queue of a slow view is damaged", detail=f"{error}."
                 ) from error
             yield [
                 TableDiffs(frame.header.table_oid, Diffs(self.txid, self.attempt, frame.batch))

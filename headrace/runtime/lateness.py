@@ -65,7 +65,7 @@ class Lateness:
         if took_s < LATE_S:
             return
         if views is None:
-            aside = {view.id for view in self._state.aside}
+            aside = {view.id for view in self._state.lagging_views}
             views = [view for view in self._state.views.values() if view.id not in aside]
         slow = []
         for unit_id in outcome.touched:

@@ -74,7 +74,7 @@ class Leaving:
         self._state.db.put_meta(meta, sync=False)
         self._state.db.drop_view(view_id)
         self._hosts.drop(view_id)
-        self._sharing.left(view_id)
+        self._sharing.remove_feeds(view_id)
 
     def classify(self, view: View, error: errors.HeadraceError) -> errors.HeadraceError:
         """Return ``error``, or a final error if it has interrupted the view too often.
@@ -125,7 +125,7 @@ class Leaving:
         view.story.add(status, reason=error.message, code=error.code)
         _log.warning("view stopped", view=view.id, status=status, code=error.code)
         if not blocked:
-            self._sharing.left(view.id)
+            self._sharing.remove_feeds(view.id)
         self._waits.caught_up()
 
 

@@ -309,7 +309,7 @@ class Loading:
             return False
         mark = found.mark
         if mark is not None and found.lineage != state.lineage:
-            raise StateDamaged("what was known of the view's staged state is lost", hint=RESYNC)
+            raise StateDamaged("the record of the view's staged state is lost", hint=RESYNC)
         if mark is None:
             mark = StateMark(self._txid_before(found.lsn, found.txid), found.lsn, found.txid)
         if found.kept:
@@ -318,11 +318,11 @@ class Loading:
         txid = mark.txid
         self._durability.still()
         if self._sharing.cut(view.id):  # until it moved
-            self._sharing.left(view.id)
+            self._sharing.remove_feeds(view.id)
         view.start_lsn = found.lsn
         meta: positions.Meta = {}
         if found.fed_by and not catalog.exists(state.owner.conn, found.fed_by):
-            raise FeedLost("the view that it is fed from was filled anew", hint=RESYNC)
+            raise FeedLost("the view that it is fed from was rebuilt", hint=RESYNC)
         self._sharing.feed(view, found.feeds, txid)
         made = self._sharing.divide(view, found.runs, mark, meta)
         own = view.own
@@ -354,7 +354,7 @@ class Loading:
         state = self._state
         self._durability.still()
         if positions.view(state.db, found.kept) != mark:
-            raise StateDamaged("the states that the view was to keep are others now", hint=RESYNC)
+            raise StateDamaged("the states that the view was to reuse have changed", hint=RESYNC)
         if mark.txid < state.position.txid and mark.txid + 1 not in state.records:
             # The batches that it lacks could not be cut as before.
             raise ContinuityLost("the stream has moved on since the view was altered", hint=RESYNC)
@@ -430,23 +430,21 @@ class Loading:
         if self._written_by_another(view):
             return ContinuityLost(
                 "another engine has written the view since this one did",
-                detail="Each batch must be cut by the engine whose state covers it.",
+                detail="A batch must be formed by the engine whose state covers it.",
                 hint=RESYNC,
             )
         behind = view.mark.txid < state.position.txid
         if behind and state.needs(view.mark) < state.confirmed:
             if state.retained.damaged:
                 return ContinuityLost(
-                    "what was kept of the stream for the view is lost or damaged", hint=RESYNC
+                    "the changes stored for the view are lost or damaged", hint=RESYNC
                 )
             return ContinuityLost(
                 "the stream has moved on since the view was populated", hint=RESYNC
             )
         for part in state.parts_of(view):
             if part.mark.txid < state.position.txid and state.needs(part.mark) < state.confirmed:
-                return ContinuityLost(
-                    f'worker "{part.placed}" is further back than the stream', hint=RESYNC
-                )
+                return ContinuityLost(f'worker "{part.placed}" is behind the stream', hint=RESYNC)
         return None
 
     def _written_by_another(self, view: View) -> bool:
@@ -470,13 +468,13 @@ class Loading:
 
 def _refilled() -> StructureChanged:
     # Not damage, because it may happen any number of times.
-    return StructureChanged("the view that it is fed from was filled anew", hint=RESYNC)
+    return StructureChanged("the view that it is fed from was rebuilt", hint=RESYNC)
 
 
 def _outdated() -> StructureChanged:
     return StructureChanged(
         "the view was planned by an earlier version of headrace",
-        detail="Its aggregates saw their rows in different orders.",
+        detail="Its aggregates processed their rows in different orders.",
         hint=RESYNC,
     )
 

@@ -90,7 +90,7 @@ class LsnPins:
 
     def load(self, db: RocksDatabase) -> None:
         """Read the holds that an earlier worker granted."""
-        found = positions.holds(db)
+        found = positions.pins(db)
         with self._lock:
             self._db, self._jobs = db, found
 

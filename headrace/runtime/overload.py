@@ -64,7 +64,7 @@ class Workload:
         return busy and 0 < self.covered_s < _BEHIND * self.passed_s
 
     @property
-    def held(self) -> bool:
+    def disk_bound(self) -> bool:
         """Whether the engine falls behind because of the disk."""
         return self.held_s >= _HELD * self.passed_s
 
@@ -106,7 +106,7 @@ class OverloadDetector:
             if unit is not None and unit.bound is not None:
                 now.units[unit_id] += round(unit.bound.taken_s * 1e6)
 
-    def held(self, seconds: float) -> None:
+    def count_stall(self, seconds: float) -> None:
         """Count seconds in which no batch could be taken before a checkpoint was written."""
         self._slices[-1].held_s += seconds
 
@@ -143,7 +143,7 @@ class OverloadDetector:
             self._slices.popleft()
 
     def _say(self, load: Workload) -> None:
-        over = (load.overloaded or load.held) and load.passed_s >= _WINDOW_S
+        over = (load.overloaded or load.disk_bound) and load.passed_s >= _WINDOW_S
         if over == self._said:
             return
         conn = self._state.owner.conn
@@ -153,9 +153,9 @@ class OverloadDetector:
                 _log.info("overload has ended")
             self._said = False
             return
-        if load.held:
+        if load.disk_bound:
             checkpoints = self._state.checkpoints
-            why = checkpoints.error.message if checkpoints.error else "there is more than it bears"
+            why = checkpoints.error.message if checkpoints.error else "the load is too high"
             states.tell_overload(
                 conn, f"nothing is taken before what is in memory is on disk: {why}"
             )

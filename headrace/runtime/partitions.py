@@ -278,7 +278,7 @@ class Partitions:
     def _next(self, step: _Step, tables: Mapping[int, MemberTable], lsn: int) -> _Next:
         """Return the next plan and facts of a view; call it inside the transaction."""
         before, now = step.of.before, step.of.now
-        settled = members.settled(before, now, step.change)
+        settled = members.apply_change(before, now, step.change)
         plan = step.view.plan
         models: dict[int, Model] = {}
         for oid in sorted(step.change.came):
@@ -297,7 +297,7 @@ class Partitions:
         asked = settled | {"tables": settled["tables"] | new}
         name = self._state.settings.publication_name
         found = Present.read(self._conn, Reliances([(0, asked)]), name, results.revisions).of(asked)
-        whole = members.settled(before, now, step.of.change)
+        whole = members.apply_change(before, now, step.of.change)
         if fingerprint.difference(whole, found) is not None:
             if members.change(whole, found) is not None:
                 raise _AgainError

@@ -154,5 +154,5 @@ class PipelinedCommit:
 
 
 def _unaltered(known: Sequence[definitions.Definitions], answer: Got) -> bool:
-    now = definitions.told(known, answer.rows)
+    now = definitions.parse_marks(known, answer.rows)
     return not any(map(definitions.changed, known, now))

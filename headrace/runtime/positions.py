@@ -233,7 +233,7 @@ def hold_keys(jobs: Iterable[str]) -> list[bytes]:
     return [_HOLD + job.encode() for job in jobs]
 
 
-def holds(db: RocksDatabase) -> dict[str, Position]:
+def pins(db: RocksDatabase) -> dict[str, Position]:
     """Return all holds by job."""
     return {
         key[len(_HOLD) :].decode(): Position(*_PAIR.unpack(value))

@@ -2,8 +2,8 @@
 
 Such a view stops, like one whose table is locked, and its changes are retained; other views are not
 affected.  The worker comes back with its durable states, and later changes are replayed.  After
-``worker_lost_s`` the worker counts as lost for good.  Its views then stop as if their states were
-damaged, and the automatic refill (``server/resumer.py``) places them elsewhere.
+``worker_lost_s`` the worker is considered lost for good.  Its views then stop as if their states
+were damaged, and the automatic refill (``server/resumer.py``) places them elsewhere.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from headrace.errors import RESYNC, OutOfReach, StateDamaged
 from headrace.runtime.engine_state import EngineState
 from headrace.runtime.leaving import Leaving
 from headrace.runtime.loading import Loading
-from headrace.runtime.remote_worker import lost
+from headrace.runtime.remote_worker import unreachable
 from headrace.runtime.views import View
 from headrace.sql.status import Status
 
@@ -62,7 +62,7 @@ class Reconnects:
             return
         for view, worker in missing:
             if view.live:
-                self._leaving.fail(view, lost(worker or next(iter(view.parts.values()), "")))
+                self._leaving.fail(view, unreachable(worker or next(iter(view.parts.values()), "")))
         if clock.monotonic() < self.due < math.inf:
             return
         self.due = clock.monotonic() + _LOOK_S
@@ -102,7 +102,7 @@ class Reconnects:
 
 def _lost_for_good(worker: str, patience_s: int) -> StateDamaged:
     return StateDamaged(
-        f'worker "{worker}", which had states of the view, counts as lost',
+        f'worker "{worker}", which had states of the view, is considered lost',
         detail=f"It was out of reach for {patience_s} seconds (worker_lost_s).",
         hint=RESYNC,
     )

@@ -121,13 +121,13 @@ class RemoteWorker:
             before = AWAITED_S / 2 if lasted_s > _RELIABLE_S else self.patience_s
             self.patience_s = min(before * 2, _PATIENCE_S_MAX)
 
-    def told(self) -> Commits:
+    def take_commits(self) -> Commits:
         """Return and clear the commits to report; the caller reports them."""
         out, self.commits = self.commits, {}
         return out
 
 
-def lost(worker: str) -> OutOfReach:
+def unreachable(worker: str) -> OutOfReach:
     """Return the error for a worker that is out of reach."""
     return OutOfReach(f'worker "{worker}" cannot be reached')
 
@@ -161,7 +161,9 @@ class RemoteStore:
         A lost worker comes back with the states of its last checkpoint.
         """
         try:
-            return self.call(lambda number: GoBack(number, self.unit_id, txid, self.host.told()))
+            return self.call(
+                lambda number: GoBack(number, self.unit_id, txid, self.host.take_commits())
+            )
         except OutOfReach:
             return self.durable
 

@@ -94,7 +94,7 @@ class Shared(Unit):
                 queue.put(Header(Kind.TIME_END, txid, attempt, diffs.num_rows, oldest_us))
         except OSError as error:
             raise TransientError(
-                f"what a shared subplan sends cannot be kept now: {error}", sqlstate="58030"
+                f"the output of a shared subplan cannot be stored now: {error}", sqlstate="58030"
             ) from error
 
     def sent(self, txid: int) -> list[pa.RecordBatch]:
@@ -107,7 +107,7 @@ class Shared(Unit):
             return [frame.batch for frame in self.output.sent(txid) if frame.batch is not None]
         except (LookupError, Damaged) as error:
             raise StateDamaged(
-                "what a shared subplan has sent is lost", detail=f"{error}.", hint=RESYNC
+                "the output of a shared subplan is lost", detail=f"{error}.", hint=RESYNC
             ) from error
 
     def read_by(self, readers: Collection[int]) -> contextlib.AbstractContextManager[None]:
@@ -134,7 +134,7 @@ class Shared(Unit):
         meta[_FRONT + str(self.id).encode()] = _OFFSET.pack(self.output.front)
 
     @property
-    def told(self) -> tuple[int, int, int]:
+    def progress_mark(self) -> tuple[int, int, int]:
         """Txid, LSN, and how far the output queue must reach, in place of the sink's txid."""
         return self.mark.txid, self.mark.lsn, self.output.front
 

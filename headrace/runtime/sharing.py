@@ -41,8 +41,8 @@ with everything below it, as a subplan that only the view reads (``parts``).  Th
 on that worker; its output comes here, into its queue, and is read like that of any shared subplan.
 
 * Invariant 5: the queue here has the output of a part up to the part's mark on its worker.  The
-  worker stores the queue's position with each mark (``Shared.told``), and is told to write the mark
-  after the queue.  If the queue lacks some of it, the worker's states are not used.
+  worker stores the queue's position with each mark (``Shared.progress_mark``), and writes the
+  mark after the queue.  If the queue lacks some of it, the worker's states are not used.
 * In memory, a part may be behind its view after its worker has died.  It then catches up alone,
   because its output is here.  Until it has, checkpoints leave the view out.
 * A part exists once the state database here has it, which is after its worker has made it durable.
@@ -166,7 +166,7 @@ class Sharing:
         """
         if view.placed or view.parts:
             raise UnsupportedError(
-                f"a view that is on another worker feeds nobody: {view.target.shown}",
+                f"a view on another worker cannot feed other views: {view.target.shown}",
                 hint='Read it without option "from".',
             )
         top = view.plan.sink.input
@@ -211,7 +211,7 @@ class Sharing:
         for feeder in feeds.values():
             shared = self._state.subplans.get(feeder)
             if shared is None or shared.durable.txid < txid:
-                raise FeedLost("what feeds the view was lost meanwhile", hint=RESYNC)
+                raise FeedLost("the source of the view was lost meanwhile", hint=RESYNC)
         view.feed_on(feeds)
         _check_fed(view)
 
@@ -267,7 +267,7 @@ class Sharing:
                 )
             if part.output.front < mark.sink_txid:
                 part.lose_store()
-                raise StateDamaged("what a part of the view has sent is lost", hint=RESYNC)
+                raise StateDamaged("the output of a part of the view is lost", hint=RESYNC)
             part.story.add("back", worker=part.placed, txid=mark.txid)
 
     def _cut(self, view: View, runs: Sequence[Path], mark: StateMark, meta: Meta) -> list[Shared]:
@@ -362,7 +362,7 @@ class Sharing:
 
     # --- who reads what
 
-    def told(self, view: View) -> dict[str, tuple[int, list[str]]]:
+    def shared_nodes(self, view: View) -> dict[str, tuple[int, list[str]]]:
         """Return the shared nodes of a view: ID of the subplan, and the other views that need it.
 
         Callable from any thread.
@@ -415,7 +415,7 @@ class Sharing:
             if found != unit.feeds:
                 self._joining[unit.id] = found
 
-    def settle(self) -> None:
+    def join_ready(self) -> None:
         """Let units join that can, if it is time to; called in each cycle of the engine."""
         if not self._joining or clock.monotonic() < self._retry_at:
             return
@@ -475,7 +475,7 @@ class Sharing:
         _log.info("subplan joined", unit=unit.id, subplans=list(feeds.values()))
         self._joining.pop(unit.id, None)
 
-    def left(self, unit_id: int) -> None:
+    def remove_feeds(self, unit_id: int) -> None:
         """Remove the feeds of a view that is gone, or has stopped for good."""
         view = self._state.views.get(unit_id)
         if view is not None:
@@ -495,7 +495,7 @@ class Sharing:
         for unit_id in self._feeds.views:
             view = self._state.views.get(unit_id)
             if view is None or not view.owned:
-                self.left(unit_id)
+                self.remove_feeds(unit_id)
         self._drop_unread()
         self.look()
 
@@ -569,4 +569,4 @@ def _may(state: EngineState, view: View) -> bool:
 def _check_fed(unit: Unit) -> None:
     """Raise StateDamaged unless every feed of a unit's plan is known."""
     if any(feed.id not in unit.feeds for feed in unit.own.feeds):
-        raise StateDamaged("what it is fed from is not known", hint=RESYNC)
+        raise StateDamaged("the source that feeds it is not known", hint=RESYNC)

@@ -44,7 +44,7 @@ class StateReuse:
         if state.index.links.fed_from(view.target.oid):
             return "other views are fed from it"
         if not view.feeds.keys() <= set(nodes):
-            return "what it has in common with other views is no part of the new query"
+            return "the part that it shares with other views is not in the new query"
         self._lifecycle.suspend(view_id, job)
         return None
 

@@ -4,7 +4,7 @@
 
 The catalog decides. The state database has the plan of a subplan and, beside it, its pending plan.
 A worker that starts after a crash takes the plan that reads the same tables as the plans of the
-subplan's readers. A reader that fits neither plan must be filled anew.
+subplan's readers. A reader that fits neither plan must be rebuilt.
 """
 
 from __future__ import annotations

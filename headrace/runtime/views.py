@@ -130,7 +130,7 @@ class Unit:
         self.feed_on(self.feeds)
 
     @property
-    def whose(self) -> str:
+    def session_owner(self) -> str:
         """The session owner that its expressions are evaluated for."""
         return f"unit {self.id}"
 
@@ -156,7 +156,7 @@ class Unit:
                     self.settings,
                     config.eval_dsn or None,
                     pool=pool,
-                    owner=self.whose,
+                    owner=self.session_owner,
                     value_bytes_max=self.bounds_of(config).value_bytes,
                 )
             self.dataflow = Dataflow(self.own, store, self.remote, self.start_lsn)
@@ -259,7 +259,7 @@ class Unit:
         """Add metadata to a checkpoint that must be stored together with its mark."""
 
     @property
-    def told(self) -> tuple[int, int, int]:
+    def progress_mark(self) -> tuple[int, int, int]:
         """The mark as another worker stores it, and reports it when it reconnects."""
         return self.mark.txid, self.mark.lsn, self.mark.sink_txid
 
@@ -362,7 +362,7 @@ class View(Unit):
         self._changed()
 
     @property
-    def whose(self) -> str:
+    def session_owner(self) -> str:
         """Its owner: views of one owner may share sessions, and see what another has left there."""
         return f"owner {self.owner}"
 
@@ -419,7 +419,7 @@ def load_one(conn: Connection, view_id: int) -> View:
 def resync_hint(view: View, before: str = "") -> str:
     """Return the hint with the call that fills the view anew; ``before``: a step to take first."""
     call = f"CALL headrace.resync_view('{view.argument}')"
-    return f"{before}, then {call}." if before else f"{call} fills it anew."
+    return f"{before}, then {call}." if before else f"{call} rebuilds it."
 
 
 @dataclass(frozen=True, slots=True)

@@ -370,7 +370,7 @@ class Watch:
             view_id, before = view.id, self._facts.get(view.id)
             if before is None or present is None:
                 errors[view_id] = StateDamaged(
-                    "there is no record of what the view relies on", hint=RESYNC
+                    "the record of the view's dependencies is missing", hint=RESYNC
                 )
                 continue
             now = self._now[view_id] = present.of(before)
@@ -389,7 +389,7 @@ class Watch:
                 errors[view_id] = error
                 continue
             if (kept := fingerprint.followed(before, now)) is not None:
-                self._keep(view_id, before, kept)
+                self._store_facts(view_id, before, kept)
             self._found_right[view_id] = at
         if unidentified:
             self._withdraw()
@@ -425,7 +425,7 @@ class Watch:
             for view_id, facts in found.items():
                 self._reliances.put(view_id, facts)
 
-    def _keep(self, view_id: int, before: Facts, now: Facts) -> None:
+    def _store_facts(self, view_id: int, before: Facts, now: Facts) -> None:
         """Store ``now`` as the facts of a view, in memory and in the catalog."""
         with self._conn.transaction():
             watched.put(self._conn, view_id, now)

@@ -43,7 +43,7 @@ class Watermark:
         """All commits before this time are covered; seconds since 1970, 0: unknown."""
         self._looked_at = 0.0
 
-    def behind(self) -> list[dict[str, Any]]:
+    def lagging_views(self) -> list[dict[str, Any]]:
         """Return views that lack a batch: position covered, time of the first missing commit."""
         state = self._state
         rows: list[dict[str, Any]] = []

@@ -111,7 +111,7 @@ class Worker:
             self._engine.run()
         except Exception as caught:  # noqa: BLE001  the process ends with it, in main
             error = caught
-            _log.exception("engine ended", story=self._engine.state.story.tell())
+            _log.exception("engine ended", story=self._engine.state.story.lines())
         with contextlib.suppress(RuntimeError):  # the loop has ended first
             self._loop.call_soon_threadsafe(self._ended, error)
 
@@ -157,7 +157,7 @@ class Worker:
         future = await self._on_engine(
             lambda: self._engine.lifecycle.adopt(view_id), progress=progress
         )
-        await self._told(asyncio.wrap_future(future), progress)
+        await self._await_result(asyncio.wrap_future(future), progress)
         view = self._engine.state.views.get(view_id)
         return {"txid": view.mark.txid if view else 0}
 
@@ -237,7 +237,7 @@ class Worker:
                     "message": view.message,
                     "txid": view.mark.txid,
                     "lsn": format_lsn(view.mark.lsn),
-                    "shares": self._engine.sharing.told(view),
+                    "shares": self._engine.sharing.shared_nodes(view),
                     "collections": view.dataflow.metrics()
                     if params.get("metrics") and view.dataflow
                     else None,
@@ -281,7 +281,7 @@ class Worker:
         self, work: Any, *, quiet: bool = True, progress: Progress | None = None
     ) -> Any:
         future = asyncio.wrap_future(self._engine.submit(work, quiet=quiet))
-        return await (future if progress is None else self._told(future, progress))
+        return await (future if progress is None else self._await_result(future, progress))
 
     @contextlib.asynccontextmanager
     async def _interrupting(self, view_id: int) -> AsyncIterator[None]:
@@ -307,7 +307,7 @@ class Worker:
         if future.done():
             future.result()
 
-    async def _told(self, future: asyncio.Future[Any], progress: Progress) -> Any:
+    async def _await_result(self, future: asyncio.Future[Any], progress: Progress) -> Any:
         """Return the result of ``future``; tell ``progress`` why it takes time."""
         pause = _TELL_S
         try:
@@ -350,8 +350,8 @@ def _telling_of_view(engine: Engine, tell: Callable[[EngineState, int], Any]) ->
 
 def _held(engine: Engine) -> rpc.Handler:
     async def handle(params: dict[str, Any], _: Progress) -> Any:
-        works = activity.told(engine.state, engine.works(), engine.writes)
-        return {"works": works, "behind": engine.watermark.behind()}
+        works = activity.describe(engine.state, engine.works(), engine.writes)
+        return {"works": works, "behind": engine.watermark.lagging_views()}
 
     return handle
 

@@ -45,7 +45,7 @@ from headrace.runtime.edges import TableDiffs
 from headrace.runtime.engine_state import EngineState
 from headrace.runtime.incoming import Frames
 from headrace.runtime.positions import StateMark
-from headrace.runtime.remote_worker import RemoteStore, RemoteWorker, Sending, lost
+from headrace.runtime.remote_worker import RemoteStore, RemoteWorker, Sending, unreachable
 from headrace.runtime.shared import PER_VIEW_MAX, Shared
 from headrace.runtime.views import Unit, View
 from headrace.sql import links, meta, nodes
@@ -221,7 +221,7 @@ class WorkerHandles:
         """
         host, link = self._reached(unit.placed, ())
         partly = isinstance(unit, Shared)
-        # A part has sent nothing yet (``Shared.told``).
+        # A part has sent nothing yet (``Shared.progress_mark``).
         at = (mark.txid, mark.lsn, 0 if partly else mark.sink_txid)
         if host.taken.get(unit.id) == at:  # done at an attempt that failed for another part
             self._restore(unit, host, link, mark)
@@ -263,7 +263,7 @@ class WorkerHandles:
         host = self._state.hosts.get(unit.placed)
         if host is not None and host.link is not None and unit.id in host.units:
             with contextlib.suppress(OutOfReach):
-                host.link.send(Replan(unit.id, plan.to_json(unit.plan), host.told()))
+                host.link.send(Replan(unit.id, plan.to_json(unit.plan), host.take_commits()))
 
     def drop(self, unit_id: int) -> None:
         """Drop a unit; a worker that is out of reach is told when it is back.
@@ -341,7 +341,7 @@ class WorkerHandles:
             unit.begin(frames.txid)
         at = (frames.txid, frames.attempt, frames.instant, frames.oldest_us)
         for part in parts.values():
-            word = BeginBatch(*at, [unit.id for unit in part.units], part.host.told())
+            word = BeginBatch(*at, [unit.id for unit in part.units], part.host.take_commits())
             _send(part, word)
         needed_by = {u.id: u.first if isinstance(u, Shared) else u.id for u in units}
         return WorkerHandle(frames, list(parts.values()), needed_by)
@@ -351,16 +351,16 @@ class WorkerHandles:
     def look(self) -> None:
         """Apply the catalog's entries on links and on the workers at their other ends.
 
-        A worker that is back no longer counts as lost.
+        A worker that is back is no longer considered lost.
         """
         conn = self._state.owner.conn
         if self._lost is None:
-            self._lost = nodes.lost(conn)
+            self._lost = nodes.lost_workers(conn)
         if not (self._state.hosts or self._lost) or clock.monotonic() < self.due < math.inf:
             return
         self.due = clock.monotonic() + _LOOK_S
         if self._lost:
-            self._lost = nodes.lost(conn)
+            self._lost = nodes.lost_workers(conn)
         for name in sorted(self._lost):
             self._state.hosts.setdefault(name, RemoteWorker(name)).slow = True
             with contextlib.suppress(OutOfReach):
@@ -372,7 +372,9 @@ class WorkerHandles:
             if isinstance(link.end, Far):
                 found = nodes.where_placed(conn, host.name)
                 if found is None or found[1] != link.end.other:
-                    link.close("another one has joined in its name, or its token is void")
+                    link.close(
+                        "another process has joined under its name, or its token is no longer valid"
+                    )
 
     def lose(self, worker: str) -> None:
         """Declare a worker lost for good, until it is back (``look``)."""
@@ -394,11 +396,11 @@ class WorkerHandles:
         there = {unit.id: unit for unit in (*self._state.units, *units) if unit.placed == name}
         if host.joining is None:
             if clock.monotonic() < host.retry_at:
-                raise lost(name)
+                raise unreachable(name)
             host.retry_at = clock.monotonic() + _RETRY_S
             end = self._end(name)
             if end is None:
-                raise lost(name)
+                raise unreachable(name)
             host.lost_again()
             owner = self._state.owner
             records = [_record(unit) for unit in there.values()]
@@ -408,7 +410,7 @@ class WorkerHandles:
             host.joining = Joining(name, end, greeting, self._poke, said, host.patience_s)
         if not host.joining.wait(0.0 if host.slow else _PATIENCE_S):
             host.slow = True
-            raise lost(name)
+            raise unreachable(name)
         joining, host.joining = host.joining, None
         link, joined = joining.made()
         host.link, host.pid, host.slow = link, joined.pid, False
@@ -438,7 +440,7 @@ class WorkerHandles:
         found = nodes.where_placed(conn, name)
         if found is None:
             return None
-        own = keys.kept(settings.keys_dir)
+        own = keys.load_or_create(settings.keys_dir)
         # The worker takes no other certificate, and gets this one when it registers next.
         meta.put(conn, "certificate", own.certificate.decode())
         return Far(*found, own)

@@ -86,7 +86,7 @@ class Placed(Unit):
     owner: str = ""
 
     @property
-    def whose(self) -> str:
+    def session_owner(self) -> str:
         """See ``View``."""
         return f"owner {self.owner}"
 

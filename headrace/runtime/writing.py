@@ -295,7 +295,7 @@ class _Group:
         found = definitions.marks(self._conn, asked.values())
         return {
             view_id: errors.StructureChanged(
-                "what the view relies on was altered", hint=errors.RESYNC
+                "an object that the view depends on was altered", hint=errors.RESYNC
             )
             for (view_id, known), now in zip(asked.items(), found, strict=True)
             if definitions.changed(known, now)
@@ -337,7 +337,7 @@ class _Group:
             try:
                 rows = writer.write(part.target, part.diffs)
                 self._note(part)
-                self._settle(part)
+                self._check_deferred(part)
             except psycopg.Error:
                 raise  # the connection is lost
             except Exception as error:  # noqa: BLE001  the boundary of one view's write
@@ -363,7 +363,7 @@ class _Group:
                 raise
             raise trouble.of_view(part.target, error) from error
 
-    def _settle(self, part: ViewPart) -> None:
+    def _check_deferred(self, part: ViewPart) -> None:
         """Check deferred constraints now, so that an error is known to be this view's."""
         try:
             self._conn.execute(_AFTER_VIEW)

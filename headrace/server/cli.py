@@ -28,9 +28,11 @@ _FLAGS: Final = {
     "data_dir": "directory of state, staging and secrets",
     "slot_name": "replication slot (one per database of a server)",
     "publication_name": "publication",
-    "batch_interval_ms": "milliseconds a batch gathers transactions at most (default 50)",
+    "batch_interval_ms": "maximum time that a batch collects transactions, in milliseconds"
+    " (default 50)",
     "spark_master": "Spark master of populations (default local[2])",
-    "spark_threshold_rows": "rows from which a population runs on Spark (default: what memory does not hold)",
+    "spark_threshold_rows": "number of rows from which a population runs on Spark (default: more"
+    " than fit in memory)",
     "tls_cert": "PEM certificate chain for clients",
     "tls_key": "PEM key of the certificate",
     "log_level": "debug, info, warning or error",
@@ -40,10 +42,14 @@ _FLAGS: Final = {
 
 # Flags of ``headrace worker``.
 _WORKER_FLAGS: Final = {
-    "token_file": ("--token-file", "FILE", "what create_worker_token() answered"),
-    "worker_listen": ("--listen", "HOST:PORT", "where it listens (default 127.0.0.1:6433)"),
-    "worker_address": ("--address", "HOST:PORT", "where the engine finds that (default: the same)"),
-    "data_dir": ("--data-dir", "DIR", "directory of its states and keys"),
+    "token_file": ("--token-file", "FILE", "token that create_worker_token() returned"),
+    "worker_listen": ("--listen", "HOST:PORT", "HOST:PORT to listen on (default 127.0.0.1:6433)"),
+    "worker_address": (
+        "--address",
+        "HOST:PORT",
+        "HOST:PORT at which the engine reaches it (default: the same)",
+    ),
+    "data_dir": ("--data-dir", "DIR", "directory of state and keys"),
     "log_level": ("--log-level", "LEVEL", "debug, info, warning or error"),
     "log_format": ("--log-format", "FORMAT", "text, json, or auto (default): text for a terminal"),
 }
@@ -56,7 +62,9 @@ def parser() -> argparse.ArgumentParser:
     )
     commands = root.add_subparsers(dest="command", required=True)
     start = commands.add_parser("start", help="run the server in the foreground")
-    check = commands.add_parser("check", help="say what the source database lacks")
+    check = commands.add_parser(
+        "check", help="check whether the source database meets all requirements"
+    )
     remove = commands.add_parser("uninstall", help="remove slot, publication and schema headrace")
     for command in (start, check, remove):
         command.add_argument("--source", metavar="DSN", help="source database (HEADRACE_SOURCE)")
@@ -68,13 +76,13 @@ def parser() -> argparse.ArgumentParser:
             check.add_argument(flag, dest=name, help=text)
             remove.add_argument(flag, dest=name, help=text)
     for name, text in (
-        ("status", "whether the engine of a database works, and what holds its views"),
-        ("config", "every setting: value, origin, and what it is"),
+        ("status", "show whether the engine works, and what blocks its views"),
+        ("config", "list the settings: value, origin and meaning"),
     ):
         command = commands.add_parser(name, help=text)
         command.add_argument("--source", metavar="DSN", help="source database (HEADRACE_SOURCE)")
         command.add_argument("--config", type=Path, metavar="FILE", help="TOML file")
-    worker = commands.add_parser("worker", help="keep views of an engine on another machine")
+    worker = commands.add_parser("worker", help="run views of an engine on another machine")
     worker.add_argument(
         "--join", dest="source", metavar="DSN", help="the engine's database (HEADRACE_SOURCE)"
     )
@@ -82,7 +90,9 @@ def parser() -> argparse.ArgumentParser:
     for name, (flag, what, text) in _WORKER_FLAGS.items():
         worker.add_argument(flag, dest=name, metavar=what, help=text)
     remove.add_argument("--drop-tables", action="store_true", help="drop the result tables as well")
-    commands.add_parser("demo", help="everything embedded, with data", add_help=False)
+    commands.add_parser(
+        "demo", help="run a demo with an embedded Postgres and sample data", add_help=False
+    )
     commands.add_parser("version", help="print the version")
     return root
 
@@ -148,7 +158,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         place = f"{Path(where.filename).name}:{where.lineno}"
         _say(
             f"headrace: internal error: {error!r} at {place}\n"
-            f"  Hint: Report it, with what --log-level {_DEBUG} adds.",
+            f"  Hint: Report this error, with the log of --log-level {_DEBUG}.",
             err=True,
         )
         return 70
@@ -186,8 +196,8 @@ def _run(words: Sequence[str], *, ours: bool) -> int:
 def _start_again(source: str, flag: str) -> NoReturn:
     """Execute the command again with ``source`` in the environment, which no other user sees."""
     _say(
-        f"headrace: warning: {flag} has a password, which others can read in the list of"
-        " processes: it was taken out.\n"
+        f"headrace: warning: {flag} contains a password, which other users could read in the list"
+        f" of processes; it was removed.\n"
         "  Hint: Set HEADRACE_SOURCE instead, or use a password file.",
         err=True,
     )
@@ -222,7 +232,7 @@ def _start(arguments: argparse.Namespace) -> int:
     for line in (line for finding in lacking for line in finding.lines()):
         _say(line, err=True)
     if lacking:
-        _say(f"{redact(settings.source)}: {len(lacking)} to mend", err=True)
+        _say(f"{redact(settings.source)}: {_problems(len(lacking))}", err=True)
         return 1
     # The fork server imports the rest while this process imports the server.
     with ForkServer(fork=True) as fork_server:
@@ -250,8 +260,12 @@ def _check(settings: Settings) -> int:
             _say(line)
     problems = sum(finding.problem is not None for finding in findings)
     source = redact(settings.source)
-    _say(f"{source}: {f'{problems} to mend' if problems else 'ready for headrace'}")
+    _say(f"{source}: {_problems(problems) if problems else 'ready for headrace'}")
     return 1 if problems else 0
+
+
+def _problems(count: int) -> str:
+    return f"{count} problem{'s' if count > 1 else ''} to fix"
 
 
 def _status(settings: Settings) -> int:
@@ -263,7 +277,7 @@ def _status(settings: Settings) -> int:
             raise problems[0]
         there = conn.execute("SELECT pg_catalog.to_regproc('headrace.status') IS NOT NULL")
         if there.fetchone() != (True,):
-            _say(f"{redact(settings.source)}: there is no headrace", err=True)
+            _say(f"{redact(settings.source)}: headrace is not installed", err=True)
             return 1
         facts = conn.execute("SELECT fact, value, ok, hint FROM headrace.status()").fetchall()
         views = conn.execute(

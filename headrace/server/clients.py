@@ -93,8 +93,8 @@ class ClientCalls:
             # Do not reveal whether a client exists that the role may not see.
             raise PrivilegeError(
                 f"permission denied to end client {number}",
-                hint="Superusers and members of Headrace's role end any, other roles their own"
-                " (SELECT * FROM headrace.clients()).",
+                hint="Superusers and members of Headrace's role may end any client, other roles"
+                " only their own (SELECT * FROM headrace.clients()).",
             )
         if found is None or not self._port.kill(number):
             raise UndefinedError(

@@ -69,5 +69,5 @@ def settings_of(given: Any) -> dict[str, str]:
         raise UserError("the settings of the call are not texts by name")
     unknown = given.keys() - set(CAPTURED)
     if unknown:
-        raise UserError(f'"{min(unknown)}" is no setting of a call')
+        raise UserError(f'"{min(unknown)}" is not a setting of a call')
     return dict(given)

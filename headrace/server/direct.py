@@ -189,7 +189,7 @@ class Direct:
 
         try:
             if command.caller is None:
-                raise UndefinedError("the role that called does not exist any more")
+                raise UndefinedError("the calling role no longer exists")
             arguments = _read(command, "arguments")
             settings = settings_of(_read(command, "settings"))
             invocation = invocation_of(command.procedure, arguments)
@@ -228,7 +228,7 @@ class Direct:
             while self._outbox:
                 number, latest = next(iter(self._outbox.items()))
                 columns = dict(latest)
-                await commands.tell(conn, number, columns)
+                await commands.write_progress(conn, number, columns)
                 # Only after the write: a lost connection must not lose the outcome.
                 if self._outbox[number] == columns:
                     del self._outbox[number]

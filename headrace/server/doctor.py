@@ -106,7 +106,8 @@ def _data_dir(path: Path) -> str:
         raise PrerequisiteError(f'"{there}" is no directory', hint="Say --data-dir DIR.")
     if not os.access(there, os.W_OK | os.X_OK):
         raise PrerequisiteError(
-            f'"{there}" cannot be written', hint="Say --data-dir DIR, or give the rights to it."
+            f'"{there}" cannot be written',
+            hint="Choose another directory with --data-dir DIR, or grant write access to this one.",
         )
     lock = path / "lock"
     if lock.exists():
@@ -127,7 +128,7 @@ def _disk(path: Path) -> Finding:
     if free >= _DISK_BYTES_MIN:
         return Finding("disk", f"{free >> 30} GB free")
     found = f"{free >> 20} MB free"
-    warning = "States, queues and populations are in the data directory: have some gigabytes."
+    warning = "States, queues and populations are in the data directory: provide some gigabytes."
     return Finding("disk", found, warning=warning)
 
 
@@ -147,14 +148,18 @@ def _secret_files(settings: Settings) -> str:
     for path in (settings.tls_key, settings.console_token_file):
         if path:
             secret_files.check(Path(path))
-    return "read by nobody else"
+    return "not readable by other users"
 
 
 def _memory(settings: Settings) -> Finding:
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     found = f"memory_bytes {settings.memory_bytes >> 20} MB of {total >> 20} MB"
     if settings.memory_bytes > total * 3 // 4:
-        return Finding("memory", found, warning="Leave a quarter to all else: lower memory_bytes.")
+        return Finding(
+            "memory",
+            found,
+            warning="Lower memory_bytes, so that a quarter remains for other processes.",
+        )
     return Finding("memory", found)
 
 
@@ -172,8 +177,8 @@ def _port(where: str) -> str:
             tried.bind((host, port))
         except OSError as error:
             raise PrerequisiteError(
-                f"nobody can listen on {where}: {error.strerror}",
-                hint="Another program may; say another --listen or --http.",
+                f"cannot listen on {where}: {error.strerror}",
+                hint="Another program may use the port; choose another with --listen or --http.",
                 sqlstate="55006",
             ) from error
     return where
@@ -237,7 +242,7 @@ def _slot(conn: Connection, settings: Settings) -> Finding:
         "slot",
         problem=PrerequisiteError(
             f'slot "{settings.slot_name}" is of database "{database}", plugin "{plugin}"',
-            hint="Slots are per server: say another --slot-name for this database.",
+            hint="Slots are per server: choose another --slot-name for this database.",
             sqlstate="55006",
         ),
     )
@@ -275,7 +280,7 @@ def _tables(conn: Connection) -> Finding:
         " ORDER BY 1"
     ).fetchall()
     lacking = [name for name, readable, owned in rows if not (readable and owned)]
-    found = f"views may be made of {len(rows) - len(lacking)} of {len(rows)}"
+    found = f"views can read  {len(rows) - len(lacking)} of {len(rows)}"
     if not lacking:
         return Finding("tables", found)
     shown = ", ".join(lacking[:_UNREADABLE_SHOWN])
@@ -285,8 +290,8 @@ def _tables(conn: Connection) -> Finding:
     return Finding(
         "tables",
         found,
-        warning=f"Not of {shown}{more}: the engine's role has to own a table (to publish it), as a"
-        " superuser does, or a member of its owner; GRANT owner TO that role.",
+        warning=f"Not of {shown}{more}: to publish a table, the engine's role must own it, be a"
+        f" member of its owner, or be a superuser. GRANT owner TO that role.",
     )
 
 
@@ -297,5 +302,5 @@ def _clock(conn: Connection) -> Finding:
     skew = (row[0] - before).total_seconds()
     found = f"{abs(skew):.1f} s apart"
     if abs(skew) > _SKEW_S_MAX:
-        return Finding("clocks", found, warning="lag_ms and p50_ms are wrong by that.")
+        return Finding("clocks", found, warning="lag_ms and p50_ms are wrong by this difference.")
     return Finding("clocks", found)

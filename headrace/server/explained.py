@@ -62,7 +62,7 @@ def explained(
         origin = given[name][1] if name in given else "default"
         shown = f"{value} {unit}" if (unit := unit_of(name)) else value
         out += [f"{name} = {shown}  ({origin})", *(f"    {line}" for line in meaning)]
-    return out + [f"! {key} is no setting, and has no effect" for key in strangers(env)]
+    return out + [f"! {key} is not a setting, and has no effect" for key in strangers(env)]
 
 
 def strangers(env: Mapping[str, str] = os.environ) -> list[str]:

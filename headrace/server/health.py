@@ -89,7 +89,7 @@ class Health:
 
         page = Page()
         self._processes(page)
-        told = await self._told()
+        told = await self._worker_measures()
         page.put("worker_told", told is not None)
         if told is not None:
             _worker(page, told)
@@ -97,7 +97,7 @@ class Health:
             async with self._asking() as conn:
                 slot = await _asked(conn, _SLOT, self._settings.slot_name)
                 views = await _asked(conn, _VIEWS)
-                sources = await origins.told(conn)
+                sources = await origins.activity(conn)
         except (psycopg.Error, TimeoutError):
             page.put("source_up", 0)
             return await asyncio.to_thread(page.render)
@@ -125,7 +125,7 @@ class Health:
             _usage(page, child.name, child)
         _usage(page, "commander", None)
 
-    async def _told(self) -> dict[str, Any] | None:
+    async def _worker_measures(self) -> dict[str, Any] | None:
         """Return the worker's measures; None: it does not answer."""
         with contextlib.suppress(HeadraceError, OSError, TimeoutError):
             async with asyncio.timeout(_WORKER_S):

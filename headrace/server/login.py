@@ -74,10 +74,10 @@ class Login:
             return self._on_answer(code, body, rest)
         if code == _OK and not self._asked and not self._allow_trust:
             raise PrivilegeError(
-                "the source database let this login in without asking for anything",
+                "the source database accepted this login without authentication",
                 detail="It trusts the computer that Headrace runs on, not its clients.",
-                hint="Let pg_hba.conf of the source ask for a password, or switch"
-                ' setting "allow_trust" on to let everybody in who reaches this port.',
+                hint="Require a password in pg_hba.conf of the source, or turn on setting"
+                ' "allow_trust" to accept every client that can reach this port.',
                 sqlstate="28000",
             )
         return Step(client=m.message(b"R", body))

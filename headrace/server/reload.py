@@ -80,11 +80,12 @@ class Reload:
         if "log_level" in taken:
             events.set_level(settings.log_level)
             told += [
-                f"{name} could not be told the log level: it has it from its next start on"
+                f"the log level of {name} could not be changed; the change takes effect at its"
+                f" next start"
                 for name in await self._tell(settings.log_level)
             ]
         told += [
-            f'setting "{name}" has changed, which counts from the next start of Headrace on'
+            f'setting "{name}" has changed; the change takes effect at the next start of Headrace'
             for name in sorted(changed.keys() - taken.keys())
         ]
         _log.info("settings reloaded", changed=sorted(changed))

@@ -64,8 +64,8 @@ RULES: Final[dict[str, MendingRule]] = {
 _LOOK_S: Final = 1.0
 _FAILED: Final = "A resync failed: "
 _OVER: Final = "It is not tried again by itself: "
-_WAITS: Final = "it waits to be filled anew by itself"
-_BEGUN: Final = "it is being filled anew by itself"
+_WAITS: Final = "it waits to be rebuilt automatically"
+_BEGUN: Final = "it is being rebuilt automatically"
 _UNTRIED: Final = errors.TransientError | errors.UndefinedError | errors.Deadly
 """No try was made, or it was interrupted, or the view with that id is gone."""
 
@@ -189,7 +189,7 @@ class Resumer:
             return error
         except Exception as error:  # noqa: BLE001  the boundary of one view's resync
             _log.exception("resync ended by a bug", view=name)
-            return errors.BugError(f"internal error in filling the view anew: {error!r}")
+            return errors.BugError(f"internal error in rebuilding the view: {error!r}")
         _log.info("view filled anew", view=name, because=because)
         return None
 
@@ -202,14 +202,14 @@ class Resumer:
             return
         tries.failed(now, passing=_passing(error))
         why = "; ".join(filter(None, (error.message, error.detail)))
-        await states.tell(conn, row, _FAILED + why)
+        await states.record_attempt(conn, row, _FAILED + why)
 
     async def _give_up(self, conn: AsyncConnection, row: StoppedView, tries: Tries) -> None:
         """Report that no more tries are made."""
         _log.warning("view is left stopped", view=row.name, tries=tries.spent)
         many = f"{tries.spent} tries within {WINDOW_S / 60:.0f} minutes did not help."
         told = " ".join(filter(None, (row.tried, _OVER + many)))
-        await states.tell(conn, row, told)
+        await states.record_attempt(conn, row, told)
 
 
 def _view(row: StoppedView) -> tuple[str, str]:

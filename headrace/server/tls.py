@@ -76,9 +76,10 @@ async def checked(settings: Settings, target: SourceAddress, roles: Roles) -> So
     if not tls:
         if target.sslmode != "disable" and not _local(peer):
             raise PrerequisiteError(
-                "clients would speak TLS to Headrace, and Headrace clear text to the source",
-                hint="Switch ssl on at the source; if the network between is safe, say"
-                " sslmode=disable in the source's DSN.",
+                "clients would use TLS to Headrace, but Headrace would send clear text to the"
+                " source",
+                hint="Enable ssl on the source. If the network between is safe, set"
+                " sslmode=disable in the source's DSN instead.",
             )
         return pinned
     own = own_binding(settings)

@@ -304,6 +304,6 @@ def _bad_argument(error: psycopg.Error) -> UserError:
     return UserError(
         message,
         detail=error.diag.message_detail,
-        hint="A time-out is named: timeout => '2s'." if lsn else None,
+        hint="'2s'. => Pass the timeout by name: timeout => '2s'. => '2s'." if lsn else None,
         sqlstate=error.sqlstate,
     )

@@ -20,7 +20,7 @@ from psycopg import sql
 
 from headrace.kernels import rows
 from headrace.sink import table
-from headrace.sink.rows import Arrays, taken
+from headrace.sink.rows import Arrays, rows_at
 from headrace.sink.table import ResultTable
 from headrace.types import (
     BOOL,
@@ -158,7 +158,7 @@ class Update:
 
     def of(self, diffs: pa.RecordBatch, old: Places, new: Places) -> tuple[bytes, list[str]]:
         """Return the statement that updates the rows ``old`` to ``new``, and its parameters."""
-        before, after = taken(diffs, old), taken(diffs, new)
+        before, after = rows_at(diffs, old), rows_at(diffs, new)
         every = tuple(range(len(self._names)))
         chosen = every
         if not self._arrays.by_row:

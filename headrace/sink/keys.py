@@ -51,8 +51,7 @@ def add(conn: Connection, name: sql.Identifier, key: Sequence[str]) -> None:
         raise UserError(
             f"rows of the view have no key {shown(key)}",
             detail=error.diag.message_detail,
-            hint="Name columns whose values no two rows have in common, or leave the"
-            ' option "key" out.',
+            hint='Name columns whose values are unique, or omit option "key".',
             sqlstate="23505",
         ) from error
     except psycopg.errors.NotNullViolation as error:
@@ -205,10 +204,10 @@ def violated(
             diag.constraint_name
         ):
             message = (
-                f"rows of result table {shown_table} should go that"
-                f' table "{diag.table_name}" refers to'
+                f"rows of result table {shown_table} cannot be deleted because"
+                f' table "{diag.table_name}" refers to them'
             )
-            detail = f'They are held by foreign key "{diag.constraint_name}".'
+            detail = f'The reference is foreign key "{diag.constraint_name}".'
         case _:
             return None
     return SinkTableError(message, detail=detail, hint=RESYNC, sqlstate=code)

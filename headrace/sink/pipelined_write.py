@@ -51,7 +51,7 @@ class PipelinedWrite:
             wanted.append(count)
 
         def literals(places: Places) -> list[str]:
-            return made.arrays.literals(target, rows_of.taken(diffs, places))
+            return made.arrays.literals(target, rows_of.rows_at(diffs, places))
 
         weights, changes = keyed.changes(target, diffs)
         if len(changes.old):

@@ -95,7 +95,7 @@ def row_literals(columns: Sequence[pa.StringArray]) -> pa.StringArray:
     return pc.binary_join_element_wise("(", inner, ")", "")
 
 
-def taken(diffs: pa.RecordBatch, places: npt.NDArray[np.int64]) -> pa.RecordBatch:
+def rows_at(diffs: pa.RecordBatch, places: npt.NDArray[np.int64]) -> pa.RecordBatch:
     """Return the rows at ``places``, which must not be empty."""
     first, last = int(places[0]), int(places[-1])
     if last - first + 1 == len(places) and (len(places) == 1 or (np.diff(places) == 1).all()):

@@ -31,7 +31,7 @@ def of_view(target: ResultTable, error: psycopg.Error) -> HeadraceError:
     """Return the error of the view of table ``target``.  REQUIRES: the connection lives."""
     code, diag = error.sqlstate, error.diag
     waiting = isinstance(error, psycopg.errors.LockNotAvailable | psycopg.errors.DeadlockDetected)
-    if waiting and _ours(error):
+    if waiting and _is_internal(error):
         return SinkBlocked(
             f"result table {target.shown} is locked",
             hint="It goes on by itself when the lock is released.",
@@ -47,7 +47,7 @@ def of_view(target: ResultTable, error: psycopg.Error) -> HeadraceError:
     )
 
 
-def _ours(error: psycopg.Error) -> bool:
+def _is_internal(error: psycopg.Error) -> bool:
     lines = (error.diag.context or "").splitlines()
     return error.diag.source_function in _WAITS and all(
         line.startswith(_OUR_CONTEXT) for line in lines

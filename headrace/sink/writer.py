@@ -90,7 +90,7 @@ class SinkWriter:
             raise trouble.of_view(target, error) from error
 
     def _write(self, target: ResultTable, diffs: pa.RecordBatch) -> int:
-        statements = self._held(target)
+        statements = self._locked_statements(target)
         weights, found = keyed.changes(target, diffs)
         gone, come = found.gone, found.come
         try:
@@ -135,7 +135,7 @@ class SinkWriter:
             return known
         return error
 
-    def _held(self, target: ResultTable) -> Statements:
+    def _locked_statements(self, target: ResultTable) -> Statements:
         """Lock the table, check that it is as we made it, and return its statements."""
         for _ in range(_LOOKS):
             made = self._prepared(target)
@@ -158,7 +158,7 @@ class SinkWriter:
     ) -> None:
         with self._conn.cursor() as cursor, cursor.copy(made.copy) as copy:
             for start in range(0, len(take), _ROWS_PER_COPY):
-                part = rows_of.taken(diffs, take[start : start + _ROWS_PER_COPY])
+                part = rows_of.rows_at(diffs, take[start : start + _ROWS_PER_COPY])
                 copy.write(copytext.join(rows_of.texts(target, part)))
 
     def _delete(
@@ -171,7 +171,7 @@ class SinkWriter:
     ) -> None:
         for start in range(0, len(gone), _ROWS_PER_DELETE):
             rows = gone[start : start + _ROWS_PER_DELETE]
-            part = rows_of.taken(diffs, rows)
+            part = rows_of.rows_at(diffs, rows)
             literals = made.arrays.literals(target, part)
             copies = (-weights[rows]).tolist()
             self._run(target, made.delete, [*literals, copies], sum(copies), "go")
@@ -204,7 +204,7 @@ class SinkWriter:
             found = cursor.rowcount
         if found != wanted:
             raise SinkTableError(
-                f"result table {target.shown} was changed by somebody else:"
+                f"result table {target.shown} was changed by another program:"
                 f" {wanted} rows should {verb}, {found} were found",
                 hint=RESYNC,
             )

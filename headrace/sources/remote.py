@@ -128,7 +128,7 @@ def find(conn: Connection, name: str) -> RemoteTable:
         if column.oid >= FIRST_USER_OID:
             raise UnsupportedError(
                 f'type {column.type} of column "{column.name}" of {shown} is not supported',
-                detail="Types that users have made are others in each database.",
+                detail="User-defined types differ from database to database.",
                 hint="Leave the table out, or give the column a built-in type such as text.",
             )
         if column.collation is not None and column.collation not in _PORTABLE:

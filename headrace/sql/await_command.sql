@@ -32,7 +32,7 @@ BEGIN
             IF NOT headrace.engine_running() THEN
                 RAISE EXCEPTION USING ERRCODE = '57P03',
                     MESSAGE = 'headrace is not running',
-                    DETAIL = 'The engine went away while the command was under way; it ends what can be ended when it is back.',
+                    DETAIL = 'The engine stopped during the command. It ends or undoes the command when it is back.',
                     HINT = 'See headrace.list_views() once it runs again.';
             END IF;
             done := false;

@@ -24,17 +24,17 @@ BEGIN
         RETURN;
     ELSIF at > clock_timestamp() OR NOT pg_is_in_recovery() AND lsn > pg_current_wal_insert_lsn() THEN
         RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = format('%s is in the future', wanted),
-            DETAIL = 'A view shows what was committed, and more may be until then.',
+            DETAIL = 'A view shows committed transactions, and more may be committed until then.',
             HINT = 'SELECT clock_timestamp(), pg_current_wal_insert_lsn() are the server''s time and position now.';
     ELSIF pg_is_in_recovery() THEN
         RAISE EXCEPTION USING ERRCODE = '22023',
             MESSAGE = format('the history of view %s does not reach %s', view, wanted),
-            DETAIL = 'On a standby nobody can tell whether anything is missing after the last change that is there.',
+            DETAIL = 'On a standby it is unknown whether changes are missing after the last one that is present.',
             HINT = 'Call it on the primary, or for an earlier time.';
     ELSIF current_setting('transaction_isolation') <> 'read committed' THEN
         RAISE EXCEPTION USING ERRCODE = '22023',
             MESSAGE = format('the history of view %s does not reach %s', view, wanted),
-            DETAIL = format('This transaction is %s: its snapshot shows nothing that comes while it waits.',
+            DETAIL = format('This transaction is %s: its snapshot shows no changes that arrive while it waits.',
                             upper(current_setting('transaction_isolation'))),
             HINT = 'Call it in a READ COMMITTED transaction, where it waits until the view covers that.'
                    ' Transactions that begin later can read it as well.';
@@ -58,7 +58,7 @@ BEGIN
                     SELECT headrace.view_message(kept.view_id) INTO reason;
                     RAISE EXCEPTION USING ERRCODE = '55000', MESSAGE = format('view %s has stopped', view),
                         DETAIL = coalesce(reason, 'Its owner sees why in headrace.list_views().'),
-                        HINT = format('CALL headrace.resync_view(%1$L) fills it anew, unless that is under way'
+                        HINT = format('CALL headrace.resync_view(%1$L) rebuilds it, unless that is under way'
                                       ' already: CALL headrace.wait_for(%1$L) waits for it.', view);
                 ELSIF status = 'sink_error' THEN
                     SELECT headrace.view_message(kept.view_id) INTO reason;
@@ -67,7 +67,7 @@ BEGIN
                         HINT = format('CALL headrace.wait_for(%L) returns when it can be written again.', view);
                 ELSIF status = 'stopped' THEN
                     RAISE EXCEPTION USING ERRCODE = '57P03', MESSAGE = 'headrace is not running',
-                        DETAIL = format('Nobody can tell whether view %s covers %s.', view, wanted),
+                        DETAIL = format('It is unknown whether view %s covers %s.', view, wanted),
                         HINT = 'Start it with `headrace start --source …` and call again.';
                 END IF;
                 PERFORM pg_try_advisory_xact_lock_shared(1212437061, (kept.view_id % 2147483647)::int);

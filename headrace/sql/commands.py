@@ -62,7 +62,7 @@ async def take(conn: Connection, most: int) -> list[Taken]:
         return await cursor.fetchall()
 
 
-async def tell(conn: Connection, number: int, columns: Mapping[str, str]) -> None:
+async def write_progress(conn: Connection, number: int, columns: Mapping[str, str]) -> None:
     """Write the progress of a command; with a status: write its outcome, and delete old commands.
 
     The arguments of a finished command are erased, because they may hold a password.

@@ -41,14 +41,14 @@ BEGIN
     IF size > 1048576 THEN
         RAISE EXCEPTION USING ERRCODE = '54000',
             MESSAGE = 'the arguments and settings of the call are too large',
-            DETAIL = 'All together may have 1 MB of text.';
+            DETAIL = 'All of them together may have 1 MB of text.';
     END IF;
     -- How many of them are carried out at once is a setting; this keeps the table small.
     SELECT count(*), coalesce(sum(octet_length(c.arguments::text) + octet_length(c.settings::text)), 0) INTO waiting, bytes
       FROM headrace.commands c WHERE c.caller = NEW.caller AND c.status IN ('pending', 'running');
     IF waiting >= 1000 THEN
         RAISE EXCEPTION USING ERRCODE = '53400',
-            MESSAGE = 'role ' || quote_ident(CURRENT_USER) || ' has 1000 calls that wait and may have no more',
+            MESSAGE = 'role ' || quote_ident(CURRENT_USER) || ' has 1000 waiting calls and may have no more',
             HINT = 'Wait for some.';
     END IF;
     -- Calls that are written at the same moment do not see each other; the commander counts these (commands.py).

@@ -18,7 +18,7 @@ BEGIN
             DETAIL = 'Who may read a whole view may read its changes.';
     ELSIF row_security_active(view) THEN
         RAISE EXCEPTION USING ERRCODE = '0A000', MESSAGE = format('table %s has row-level security', view),
-            DETAIL = 'Its changes are not told to those who may not read all of its rows.';
+            DETAIL = 'Its changes are shown only to roles that may read all of its rows.';
     END IF;
     RAISE EXCEPTION USING ERRCODE = '55000', MESSAGE = format('no history is kept of %s', view),
         HINT = format('If it is a view, its owner can CALL headrace.set_history(%L, ''2 hours'').', view);

@@ -5,7 +5,7 @@ AS $$
 BEGIN
     IF times < 0 THEN
         RAISE EXCEPTION USING ERRCODE = 'XX001', MESSAGE = 'the view''s table is not what its changes have made of it',
-            DETAIL = 'Somebody else has written it.',
+            DETAIL = 'Another role has written it.',
             HINT = 'CALL headrace.set_history(view, NULL) and CALL headrace.resync_view(view), then keep a history again.';
     END IF;
     RETURN times;

@@ -252,7 +252,8 @@ def _install(conn: Connection) -> None:
             raise PrerequisiteError(
                 f"could not upgrade schema headrace: {error.diag.message_primary}",
                 detail=error.diag.message_detail,
-                hint="Drop what depends on it, start, and make it again: it may have to be altered.",
+                hint="Drop the dependent objects, start Headrace, and create them again; they may"
+                " need changes.",
                 sqlstate="2BP01",
             ) from error
         meta.put(conn, upgrades.KEY, str(upgrades.CATALOG))

@@ -48,8 +48,8 @@ BEGIN
     IF was.certificate <> join_worker.certificate AND was.address <> join_worker.address
        AND was.seen_at > clock_timestamp() - interval '30 seconds' THEN
         RAISE EXCEPTION USING ERRCODE = '55006', MESSAGE = format('worker "%s" has joined from elsewhere', was.name),
-            DETAIL = format('It listens on %s, and said so less than 30 seconds ago.', was.address),
-            HINT = 'Stop that one, and try again; or have another worker: CALL headrace.create_worker_token(name).';
+            DETAIL = format('It listens on %s, and reported that less than 30 seconds ago.', was.address),
+            HINT = 'Stop that one, and try again; or create another worker: CALL headrace.create_worker_token(name).';
     END IF;
     UPDATE headrace.nodes n
        SET address = join_worker.address, certificate = join_worker.certificate, seen_at = clock_timestamp()

@@ -19,7 +19,7 @@ BEGIN
     IF number IS NULL THEN
         RAISE EXCEPTION USING ERRCODE = '42P01',
             MESSAGE = pg_catalog.format('view "%s" does not exist', lag_history.view),
-            DETAIL = 'Or it is somebody else''s.', HINT = 'See headrace.list_views().';
+            DETAIL = 'Or it belongs to another role.', HINT = 'See headrace.list_views().';
     END IF;
     RETURN QUERY
     SELECT s.at, s.step_s, s.batches, s.rows_per_s, s.p50_ms, s.p99_ms, s.max_ms, s.lag_ms, s.lag_bytes, s.state_bytes

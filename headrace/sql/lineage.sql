@@ -26,7 +26,7 @@ BEGIN
     IF pg_catalog.jsonb_typeof(kept) OPERATOR(pg_catalog.=) 'object' THEN
         RAISE EXCEPTION USING ERRCODE = '55000',
             MESSAGE = pg_catalog.format('nothing is kept of what the columns of view "%s" come from', name),
-            DETAIL = coalesce(pg_catalog.format('It is %s.', kept OPERATOR(pg_catalog.->>) 'why'), 'An earlier version has made it.'),
+            DETAIL = coalesce(pg_catalog.format('It is %s.', kept OPERATOR(pg_catalog.->>) 'why'), 'It was created by an earlier version.'),
             HINT = CASE WHEN (kept OPERATOR(pg_catalog.->>) 'why') IS NULL THEN 'Run CALL headrace.resync_view.' ELSE '' END;
     END IF;
     RETURN QUERY

@@ -14,7 +14,7 @@ Connection = psycopg.Connection[Any]
 JOIN_S: Final = 10.0
 """Seconds between two reports of its address by a worker on another machine."""
 SILENCE_S: Final = 3 * JOIN_S
-"""Seconds of silence after which it counts as lost."""
+"""Seconds of silence after which it is considered lost."""
 MAIN: Final = "main"
 """The worker that reads the stream and writes result tables; it has no row."""
 STRATEGIES: Final = ("auto", "bottom_up", "top_down", "ifcop", "exact")
@@ -59,7 +59,7 @@ class WorkerNode:
     capacity: int
     """Number of collections that strategies may place there."""
     lost: bool
-    """Whether it counts as lost for good."""
+    """Whether it is considered lost for good."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,13 +114,13 @@ def loads(conn: Connection) -> list[WorkerLoad]:
     ]
 
 
-def known(conn: Connection, name: str) -> bool:
+def lock_existing(conn: Connection, name: str) -> bool:
     """Return whether a worker of that name exists; lock it until the transaction ends."""
     found = conn.execute("SELECT FROM headrace.nodes WHERE name = %s FOR KEY SHARE", (name,))
     return found.fetchone() is not None
 
 
-def lost(conn: Connection) -> set[str]:
+def lost_workers(conn: Connection) -> set[str]:
     """Return the workers that count as lost for good."""
     found = conn.execute("SELECT name FROM headrace.nodes WHERE lost_at IS NOT NULL")
     return {str(name) for (name,) in found}

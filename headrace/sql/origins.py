@@ -81,7 +81,7 @@ class ReplicatorRequests:
     hold: Lsn | None
 
 
-async def told(conn: AsyncConnection) -> list[tuple[str, bool, int]]:
+async def activity(conn: AsyncConnection) -> list[tuple[str, bool, int]]:
     """Return each source's name, whether it is running, and the number of changes received."""
     found = await conn.execute(
         "SELECT name, state = 'running' AS up, changed FROM headrace.origins ORDER BY name"

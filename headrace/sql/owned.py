@@ -103,7 +103,7 @@ def _objects(conn: Connection, made: list[str]) -> list[PrerequisiteError]:
     out = [
         PrerequisiteError(
             f'{what} in schema "headrace" belongs to role "{owner}"',
-            detail="It was there before us; what it does would be done with our rights.",
+            detail="It existed before Headrace, and would act with Headrace's rights.",
             hint="Drop it, or uninstall headrace as the role that installed it.",
             sqlstate="42501",
         )
@@ -139,8 +139,8 @@ def check(conn: Connection, made: list[str]) -> None:
 
 def _strange(what: str) -> PrerequisiteError:
     return PrerequisiteError(
-        f"{what} is not of headrace's making",
-        detail='Nobody else\'s objects may be in schema "headrace", or hang on one.',
+        f"{what} was not created by headrace",
+        detail='Schema "headrace" may contain only Headrace\'s objects, with nothing attached.',
         hint="Drop it.",
         sqlstate="42501",
     )
@@ -149,7 +149,7 @@ def _strange(what: str) -> PrerequisiteError:
 def _foreign_schema(owner: str) -> PrerequisiteError:
     return PrerequisiteError(
         f'schema "headrace" belongs to role "{owner}"',
-        detail="Who owns it may do with our rights what it likes.",
+        detail="Its owner could use Headrace's rights without limit.",
         hint=f'Let headrace connect as "{owner}" if that role installed it; else drop the schema.',
         sqlstate="42501",
     )

@@ -89,7 +89,7 @@ def ensure(conn: Connection, *, wanted: bool) -> None:
     ).fetchone()
     if row is not None and not row[0]:
         raise PrerequisiteError(
-            f'event trigger "{TRIGGER}" calls a function that is not ours',
+            f'event trigger "{TRIGGER}" calls a function that is not part of Headrace',
             hint=f"Run DROP EVENT TRIGGER {TRIGGER}; as a superuser.",
         )
     if wanted:

@@ -48,10 +48,11 @@ def problem(conn: Connection) -> PrerequisiteError | None:
     if not noted and conn.execute(_OTHERS).fetchone() != (True,):
         return None
     return PrerequisiteError(
-        "schema headrace was restored from a dump, and knows its tables by OIDs that are others here",
-        detail="A table of somebody else would be taken for that of a view.",
+        "schema headrace was restored from a dump; the OIDs of tables that it records are not"
+        " valid here",
+        detail="An unrelated table would be mistaken for the table of a view.",
         hint="Note the calls that make its views (docs/manual/upgrade.md, Restore), run headrace"
-        " uninstall, drop the tables of the views, start, and make them anew.",
+        " uninstall, drop the tables of the views, start Headrace, and create them again.",
         sqlstate="55000",
     )
 

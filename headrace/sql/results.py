@@ -111,7 +111,7 @@ def record_table_metadata(conn: Connection, views: Collection[int]) -> None:
     conn.execute(_NOTE_KEPT, {"views": sorted(views), "user": FIRST_USER_OID})
 
 
-def kept(conn: Connection, view_id: int) -> dict[str, Any] | None:
+def table_metadata(conn: Connection, view_id: int) -> dict[str, Any] | None:
     """Return what ``record_table_metadata`` stored; None: nothing."""
     row = conn.execute("SELECT kept FROM headrace.views WHERE id = %s", (view_id,)).fetchone()
     return row[0] if row else None

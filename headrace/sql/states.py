@@ -32,7 +32,7 @@ UPDATE headrace.views v
        IS DISTINCT FROM (%(to)s, %(code)s, %(message)s, %(culprit)s, %(detail)s, %(hint)s, NULL)"""
 _BEGUN: Final = """
 UPDATE headrace.views SET start_lsn = %s, result_oid = coalesce(%s::bigint::oid, result_oid),
-       note = 'filled anew at ' || pg_catalog.to_char(
+       note = 'rebuilt at ' || pg_catalog.to_char(
          pg_catalog.timezone('UTC', pg_catalog.clock_timestamp()),
          'YYYY-MM-DD HH24:MI:SS') || ' UTC because ' || %s::text
  WHERE id = %s"""
@@ -51,7 +51,7 @@ SELECT v.id, pg_catalog.format('%%I.%%I', v.schema_name, v.view_name) AS name,
   FROM headrace.views v JOIN pg_catalog.pg_roles r ON r.oid = v.owner
  WHERE v.status = 'error' AND v.sqlstate = ANY (%(kinds)s)
  ORDER BY v.id"""  # noqa: S608  our own constant
-_TELL: Final = """
+_RECORD_ATTEMPT: Final = """
 UPDATE headrace.views SET tried = %s, note = NULL
  WHERE id = %s AND status = 'error' AND tried IS NOT DISTINCT FROM %s
    AND coalesce(message, '') = %s"""
@@ -59,8 +59,8 @@ _NOTE: Final = """
 UPDATE headrace.views SET note = %s
  WHERE id = ANY (%s) AND status = 'error' AND note IS DISTINCT FROM %s"""
 _KEPT_BY_SOURCE: Final = (
-    "no more changes are kept here: what it has not read is WAL of your server again"
-    " (the queue has reached half of queue_bytes_max, or the disk is full)"
+    "no more changes are stored here: changes that it has not read remain in the WAL of your"
+    " server (the queue has reached half of queue_bytes_max, or the disk is full)"
 )
 _SAY_KEPT: Final = """
 UPDATE headrace.views SET note = pg_catalog.concat_ws('; ', note, %(text)s::text)
@@ -260,9 +260,9 @@ async def stopped(
         return await (await cursor.execute(_STOPPED, values)).fetchall()
 
 
-async def tell(conn: AsyncConnection, view: StoppedView, tried: str) -> None:
+async def record_attempt(conn: AsyncConnection, view: StoppedView, tried: str) -> None:
     """Replace a stopped view's note by what was tried, unless it has stopped again meanwhile."""
-    await conn.execute(_TELL, (tried, view.id, view.tried, view.message))
+    await conn.execute(_RECORD_ATTEMPT, (tried, view.id, view.tried, view.message))
 
 
 def tell_who_keeps(conn: Connection, *, by_source: bool) -> None:

@@ -40,7 +40,7 @@ AS $$
     holder AS (
         SELECT CASE
                WHEN s.now - s.confirmed_flush_lsn > 16777216 AND NOT s.active THEN
-                    CASE WHEN headrace.engine_running() THEN 'the worker, which does not read the slot just now'
+                    CASE WHEN headrace.engine_running() THEN 'the worker, which does not read the slot now'
                          ELSE 'the engine, which is stopped' END
                WHEN s.now - s.confirmed_flush_lsn > 16777216 THEN coalesce(
                     (SELECT format('view %s (%s%s)', l.name, l.status, ', worker ' || l.worker) FROM last l
@@ -68,16 +68,16 @@ AS $$
         SELECT 5, 'views', coalesce((SELECT string_agg(format('%s %s', t.n, t.status), ', ' ORDER BY t.n DESC, t.status) FROM told t), 'none'),
                NOT EXISTS (SELECT FROM told t WHERE t.status IN ('error', 'sink_error', 'stopped')),
                CASE WHEN EXISTS (SELECT FROM told t WHERE t.status IN ('error', 'sink_error', 'stopped'))
-                    THEN 'list_views() says of each why: message, held_by' END
+                    THEN 'list_views() gives the reason for each: message, held_by' END
         UNION ALL
         SELECT 6, 'batch under way', format('for %s s', round(b.batch_s::numeric)) || coalesce(', of ' || headrace.at_work(), ''),
                b.batch_s < 10,
-               CASE WHEN b.batch_s >= 10 THEN 'held_by in list_views() tells its owner at what it is' END
+               CASE WHEN b.batch_s >= 10 THEN 'held_by in list_views() shows its owner the reason' END
           FROM (SELECT headrace.batch_s()) b(batch_s) WHERE b.batch_s IS NOT NULL
         UNION ALL
         SELECT 7, 'slot', format('%s, %s', s.name, CASE WHEN NOT s.there THEN 'missing' WHEN s.active THEN 'active' ELSE 'not active' END),
                s.there AND (s.active OR NOT headrace.engine_running()),
-               CASE WHEN NOT s.there THEN 'the views are filled anew when the engine finds that' END
+               CASE WHEN NOT s.there THEN 'the views are rebuilt when the engine finds that' END
           FROM slot s
         UNION ALL
         SELECT 8, 'stream behind', concat_ws(', ', pg_size_pretty(greatest(s.now - coalesce(s.applied, s.confirmed_flush_lsn), 0)),
@@ -95,7 +95,7 @@ AS $$
         SELECT 11, 'WAL budget', format('%s of %s, for view %s (%s)', pg_size_pretty(t.lag_bytes), pg_size_pretty(u.bytes), t.name, t.status),
                t.lag_bytes < 0.8 * u.bytes,
                CASE WHEN t.lag_bytes >= 0.8 * u.bytes THEN 'beyond wal_budget_bytes the view is given up, and needs a resync:'
-                    ' resume it, or end who locks its table' END
+                    ' resume it, or end the session that locks its table' END
           FROM still t, budget u WHERE t.lag_bytes > u.bytes / 4
         UNION ALL
         SELECT 12, 'WAL may still grow by', pg_size_pretty(s.safe_wal_size), s.safe_wal_size > 1e9,

@@ -12,7 +12,7 @@ BEGIN
     IF octet_length(arguments::text) > 1048576 THEN
         RAISE EXCEPTION USING ERRCODE = '54000',
             MESSAGE = 'the arguments of the call are too large',
-            DETAIL = 'All together may have 1 MB of text.';
+            DETAIL = 'All of them together may have 1 MB of text.';
     END IF;
     -- A restart of the engine takes a moment.
     WHILE NOT headrace.engine_running() LOOP

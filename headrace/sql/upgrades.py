@@ -100,7 +100,7 @@ def problem(conn: Connection) -> PrerequisiteError | None:
         return None
     return PrerequisiteError(
         f"schema headrace is of a later version: catalog {number}, and this one knows {CATALOG}",
-        detail="What it keeps has columns and objects by now whose meaning this version would miss.",
+        detail="It may contain columns and objects whose meaning this version does not know.",
         hint="Start the version that installed it, or a later one; to go back, restore the database"
         " and the data directory from before the upgrade.",
         sqlstate="55000",

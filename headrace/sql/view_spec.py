@@ -130,12 +130,12 @@ class ViewSpec:
         if point is not None and found.get("population") == "spark":
             raise UserError(
                 'option "population" must not be "spark" with option "from"',
-                hint="What a view sends is loaded in process.",
+                hint="Rows that another view sends are loaded in process.",
             )
         if point is not None and found.get("placement", MAIN) != MAIN:
             raise UnsupportedError(
-                'option "placement" cannot be had with option "from"',
-                hint="What is fed is on the worker of the view that it is fed from.",
+                'option "placement" cannot be combined with option "from"',
+                hint="The view runs on the worker of the view that feeds it.",
             )
         return cls(**found, limits=limits, point=point, given=dict(given))
 
@@ -167,7 +167,7 @@ class ViewSpec:
         for name, call in _OWN_CALLS.items():
             if before.get(name) != after.given.get(name):
                 raise UnsupportedError(
-                    f'option "{name}" is not changed with the query', hint=f"CALL headrace.{call}."
+                    f'option "{name}" cannot be changed with the query', hint=f"CALL headrace.{call}."
                 )
         if before.get("from") != after.given.get("from"):
             raise UnsupportedError(
@@ -203,8 +203,8 @@ class ViewSpec:
             if most and value > most:
                 raise UserError(
                     f'option "{name}" must be at most {most}',
-                    detail="Views are written together, so that what one may take delays the"
-                    f" others: {bounds.OPTION_FACTOR_MAX} times the setting at most.",
+                    detail="Views are written together, so a higher limit for one delays the"
+                    " rest. The maximum is {bounds.OPTION_FACTOR_MAX} times the setting.",
                     hint="Raise the setting of that name.",
                 )
         if self.raises_time(settings) and not self.commit_group:

@@ -24,11 +24,11 @@ AS $$
     SELECT pg_stat_clear_snapshot();
     SELECT v.id, format('%I.%I', v.schema_name, v.view_name), k.status,
            CASE WHEN k.orphan THEN format('the role that owned it was dropped; CALL headrace.set_owner(%L, role)'
-                    ' gives it to another.', format('%I.%I', v.schema_name, v.view_name))
+                    ' gives it a new owner.', format('%I.%I', v.schema_name, v.view_name))
                 WHEN k.status = v.status THEN NULL
                 WHEN k.status = 'stopped' THEN 'no engine is connected to this database'
                 WHEN k.status = 'starting' THEN 'the worker is not connected, or silent'
-                ELSE format('result table "%s"."%s" was dropped; CALL headrace.resync_view(%L) fills it anew.',
+                ELSE format('result table "%s"."%s" was dropped; CALL headrace.resync_view(%L) rebuilds it.',
                             v.schema_name, v.view_name, format('%I.%I', v.schema_name, v.view_name)) END,
            CASE WHEN c.reltuples >= 0 OR pg_stat_get_live_tuples(c.oid) > 0
                 THEN greatest(c.reltuples::bigint, pg_stat_get_live_tuples(c.oid)) END,

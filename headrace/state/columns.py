@@ -345,7 +345,7 @@ def writing() -> Iterator[None]:
             raise TransientError(
                 "the disk of the state is full",
                 detail=f"{error}.",
-                hint="Make room: it is tried again, and nothing is lost meanwhile.",
+                hint="Free disk space. The write is retried, and nothing is lost meanwhile.",
                 sqlstate="53100",
             ) from error
         raise TransientError(

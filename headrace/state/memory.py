@@ -36,11 +36,11 @@ class MemoryMap:
         """See ``MapState``."""
         self._loaded.append((keys, values))
         if self._undo is not None:
-            self._settle()
+            self._merge_loaded()
 
     def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
         """See ``MapState``."""
-        self._settle()
+        self._merge_loaded()
         get = self._entries.get
         return [get(key) for key in keys]
 
@@ -52,7 +52,7 @@ class MemoryMap:
 
     def scan(self) -> Iterator[tuple[list[bytes], list[bytes]]]:
         """See ``MapState``; the state as it is when the scan starts."""
-        self._settle()
+        self._merge_loaded()
         keys = keygroups.logical(sorted(keygroups.physical([*self._entries])))
         values = [self._entries[key] for key in keys]
         for start in range(0, len(keys), _ROWS_PER_CHUNK):
@@ -77,10 +77,10 @@ class MemoryMap:
         if self._loaded and not self._entries:
             self._loaded = [_joined(self._loaded)]
             return loaded.map_pieces(*self._loaded[0])
-        self._settle()
+        self._merge_loaded()
         return loaded.pieces(keygroups.physical([*self._entries]), [*self._entries.values()])
 
-    def _settle(self) -> None:
+    def _merge_loaded(self) -> None:
         """Add loaded pairs to the entries."""
         found, self._loaded = self._loaded, []
         for keys, values in found:
@@ -91,7 +91,7 @@ class MemoryMap:
 
     def _put(self, keys: Sequence[bytes], values: Sequence[bytes | None]) -> None:
         if self._loaded:
-            self._settle()
+            self._merge_loaded()
         entries = self._entries
         if None not in values:
             entries.update(zip(keys, values, strict=True))  # type: ignore[arg-type]
@@ -124,18 +124,18 @@ class MemoryIndex:
         """See ``IndexState``."""
         self._loaded.append((keys, rows, weights))
         if self._undo is not None:
-            self._settle()
+            self._merge_loaded()
 
     def scan_many(self, keys: Sequence[bytes]) -> tuple[list[int], list[bytes], list[int]]:
         """See ``IndexState``."""
-        self._settle()
+        self._merge_loaded()
         return overlay.scan(self._entries, list(keys))
 
     def first_many(
         self, keys: Sequence[bytes], count: int, starts: Sequence[bytes] | None = None
     ) -> tuple[list[int], list[bytes], list[int]]:
         """See ``IndexState``."""
-        self._settle()
+        self._merge_loaded()
         bounds = [b""] * len(keys) if starts is None else list(starts)
         if len(keys) != 1 or len(self._entries.get(keys[0], ())) < _SORTED_ROWS_MIN:
             return overlay.first(self._entries, list(keys), bounds, count)
@@ -159,14 +159,14 @@ class MemoryIndex:
 
     def weight_many(self, keys: Sequence[bytes], rows: Sequence[bytes]) -> list[int]:
         """See ``IndexState``."""
-        self._settle()
+        self._merge_loaded()
         entries = self._entries
         none: dict[bytes, int] = {}
         return [entries.get(key, none).get(row, 0) for key, row in zip(keys, rows, strict=True)]
 
     def extreme_many(self, keys: Sequence[bytes], *, last: bool) -> list[bytes | None]:
         """See ``IndexState``."""
-        self._settle()
+        self._merge_loaded()
         choose = max if last else min
         out: list[bytes | None] = []
         for key in keys:
@@ -176,7 +176,7 @@ class MemoryIndex:
 
     def before_many(self, keys: Sequence[bytes], bounds: Sequence[bytes]) -> list[bytes | None]:
         """See ``IndexState``."""
-        self._settle()
+        self._merge_loaded()
         none: dict[bytes, int] = {}
         return [
             max((r for r in self._entries.get(key, none) if r < bound), default=None)
@@ -204,21 +204,21 @@ class MemoryIndex:
             whole = packed.joined(keys), packed.joined(rows), np.concatenate(weights)
             self._loaded = [whole]
             return loaded.index_pieces(*whole)
-        self._settle()
+        self._merge_loaded()
         self._check()
         prefixes = keygroups.physical([*self._entries])
         found, numbers = overlay.flat(self._entries, prefixes)
         one = layout.encode_weight(1)
         return loaded.pieces(found, [one if w == 1 else layout.encode_weight(w) for w in numbers])
 
-    def _settle(self) -> None:
+    def _merge_loaded(self) -> None:
         """Add loaded pairs to the entries."""
         found, self._loaded = self._loaded, []
         for keys, rows, weights in found:
             self.add_many(keys.strings(), rows.strings(), weights.tolist())
 
     def _check(self) -> None:
-        self._settle()
+        self._merge_loaded()
         if self._negative == 0:
             return
         raise BugError(f'state "{self._name}" holds {self._negative} rows of negative weight')

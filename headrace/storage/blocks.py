@@ -140,7 +140,7 @@ class BlockFile:
             raise NoRoom(
                 "the disk of the queues is full",
                 detail=f"{error}.",
-                hint="Make room: it is tried again, and nothing is lost meanwhile.",
+                hint="Free disk space. The write is retried, and nothing is lost meanwhile.",
             ) from error
         self._backed.update(new)
         # A partial write of a page reads it from the disk first; one read per run is cheaper.
@@ -195,7 +195,7 @@ class BlockFile:
         if left:
             raise NoRoom(
                 "the queues hold as much as they may",
-                hint="Raise queue_bytes_max, or see in list_views() which view stands behind.",
+                hint="Raise queue_bytes_max, or see in list_views() which view is lagging.",
             )
         return out
 

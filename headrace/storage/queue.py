@@ -208,7 +208,7 @@ class Queue:
             place = self._successors[successor]
             at = place.tail if after_txid is None else self._after(after_txid)
             if at < place.tail:
-                message = f"what came after txid {after_txid} is not kept for {successor!r}"
+                message = f"the changes after txid {after_txid} are not stored for {successor!r}"
                 raise LookupError(message)
             place.head = at
 
@@ -259,7 +259,7 @@ class Queue:
 
     def _after(self, txid: int) -> int:
         if txid < self.base_txid:
-            message = f'queue "{self.name}" does not hold what came after txid {txid}'
+            message = f'queue "{self.name}" does not contain the changes after txid {txid}'
             raise LookupError(message)
         at = self.ends.after(txid)
         return self.base if at is None else at

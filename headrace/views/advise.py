@@ -94,7 +94,9 @@ def _of_plan(
     if planned.private:
         # The names of its tables are hidden as well.
         yield _in_all(tables)
-        yield row("private", None, "its parts are not shown: somebody else's query is in it")
+        yield row(
+            "private", None, "its parts are not shown: it contains the query of another owner"
+        )
         return
     yield from _changes(tables)
     yield from _load(tables)
@@ -111,7 +113,7 @@ def _states(planned: Planned, expected: ExpectedCosts) -> Iterator[Row]:
     total = sum(state.bytes for state in known) if len(known) == len(states) else None
     told = "expected bytes of all states in memory"
     if total is None:
-        told = "nobody knows how large the states will be"
+        told = "the size of its states is unknown"
     yield row("state", None, told, total, "bytes")
     if planned.private:
         return
@@ -130,7 +132,7 @@ def _changes(tables: Sequence[WeighedTable]) -> Iterator[Row]:
             yield row(
                 "change",
                 table.name,
-                "nobody knows: a table of the query was never analysed",
+                "unknown: a table of the query was never analysed",
                 None,
                 "µs",
                 "Run ANALYZE on the tables of the query.",
@@ -161,13 +163,13 @@ def _load(tables: Sequence[WeighedTable]) -> Iterator[Row]:
 def _in_all(tables: Sequence[WeighedTable]) -> Row:
     """Return the row with the share of a processor that the view would take."""
     if any(table.cost is None for table in tables):
-        return row("load", None, "nobody knows what its changes cost", None, "%")
+        return row("load", None, "the cost of its changes is unknown", None, "%")
     least, most = load(tables)
     advice = None
     if most > _MUCH:
         advice = (
-            f"'{{\"latency_ms\": {_LATE_MS}}}' (or more) gathers what changes meanwhile, which then"
-            f" costs nearer {100 * least:.2g} % of a processor."
+            f"'{{\"latency_ms\": {_LATE_MS}}}' (or more) combines the changes of that time, which"
+            " then cost about {100 * least:.2g} % of a processor."
         )
     told = f"of a processor, if rows come one by one (in large batches {100 * least:.2g} %)"
     return row("load", None, told, 100 * most, "%", advice)
@@ -193,7 +195,7 @@ def _costliest(
     yield row(
         "costliest",
         label,
-        "takes most of what changes cost",
+        "takes most of the cost of changes",
         100 * spent[name] / total,
         "%",
         advice,
@@ -253,7 +255,7 @@ def _sharing(
         yield row(
             "sharing",
             subject,
-            f"it is kept already for view {view_name}",
+            f"it is already maintained for view {view_name}",
             size,
             "bytes",
             "It costs nothing more, unless option sharing is switched off.",
@@ -282,8 +284,8 @@ def _points(conn: Connection, planned: Planned, caller: str | None) -> Iterator[
                 f'it is connection point "{point.name}"',
                 None,
                 None,
-                f"""'{{"from": "{point.name}"}}' has its rows come from there, and nothing below"""
-                " of it is computed or kept again.",
+                f"""'{{"from": "{point.name}"}}' reads the rows from there; nothing below it"""
+                " is computed or stored again.",
             )
 
 

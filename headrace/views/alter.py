@@ -1,6 +1,6 @@
 """alter_view, and create_view with ``replace``: give a view another query or other options.
 
-The view is planned with its owner's rights and filled anew as in a resync (``resync.py``). Its
+The view is planned with its owner's rights and rebuilt as in a resync (``resync.py``). Its
 table keeps its OID, and so its grants, comments, indexes and dependent objects. Conflicts are
 reported before anything is changed (``population/alter_table_plan.py``). Readers see either the old
 view or the new one.
@@ -91,7 +91,7 @@ def _alter(
         again = Replanned(planned, under, owner)
         runs = view.status in (Status.RUNNING, Status.PAUSED) and view.owner == owner.oid
         if wanted.same and runs and _is_that(conn, view, stored, again, wanted.options):
-            notice = f"view {view.shown} is that already: nothing was changed"
+            notice = f"view {view.shown} already has this query: nothing was changed"
             return {"view_id": view.id, "notice": notice}
         altered = StateReusingAlter(context, job, view, stored, again, wanted)
         altered.check_table(conn)

@@ -123,7 +123,7 @@ class ViewAlteration(Resync):
     def _measure(self, target: table.ResultTable) -> None:
         # The table may be renamed, dropped or locked by now. Autovacuum analyses it later anyway.
         timeout = {"lock_timeout": f"{self._settings.lock_timeout_ms}ms"}
-        gone = UndefinedError(f"table {target.shown} is another one now")
+        gone = UndefinedError(f"table {target.shown} was replaced by another table")
         try:
             with (
                 self._job.connection(self._dsn, what="statistics", settings=timeout) as conn,

@@ -178,7 +178,7 @@ class StateReusingAlter(ViewAlteration):
         if before is None or before.get("ended"):
             raise NotReusable("it is not known what it was made of")
         if fingerprint.difference(before, self._facts_now(conn, before)) is not None:
-            raise NotReusable("what its query relies on was altered")
+            raise NotReusable("an object that its query depends on was altered")
 
     def _remake(self, conn: Connection, oid: int, found: Common, staged: Staging) -> Replaced:
         """Change the rows of the locked table into those of the new query."""
@@ -220,4 +220,4 @@ class StateReusingAlter(ViewAlteration):
         said = super()._notice()
         if self._keeping is not None:
             return f"{said}; its states were kept"
-        return f"{said}; it was filled anew, for {self._why}"
+        return f"{said}; it was rebuilt because {self._why}"

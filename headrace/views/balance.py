@@ -55,7 +55,7 @@ def drain_worker(context: JobContext, job: Job, request: DrainWorker) -> dict[st
         if request.name == MAIN:
             raise UserError(
                 'worker "main" cannot be drained',
-                detail="It takes what comes and writes what goes.",
+                detail="It reads the source and writes the results.",
                 hint="CALL headrace.rebalance(true) moves views to others.",
                 sqlstate="55000",
             )

@@ -307,11 +307,11 @@ class Builder:
         return self.holds
 
     async def _nodes(self, params: dict[str, Any], progress: rpc.Progress) -> Any:
-        """Return the names of the other processes (``workers.others``)."""
+        """Return the names of the other processes (``workers.extra_processes``)."""
 
         def work(job: Job) -> dict[str, list[str]]:
             with job.connection(self._settings.source, what="builder") as conn:
-                return workers.others(conn)
+                return workers.extra_processes(conn)
 
         return await self._run(work, progress)
 

@@ -49,7 +49,7 @@ class CrashLoopGuard:
         if unasked and deaths >= DEATHS_MAX:
             raise Deadly(
                 f"the builder died {deaths} times while filling this view",
-                hint="It is not filled again before somebody calls for it.",
+                hint="It is not filled again until a user requests it.",
             )
         with self._marks.during(key, 0):
             try:

@@ -113,8 +113,8 @@ def _of_query(
 ) -> Stages:
     if request.stage == ANALYZE:
         raise UserError(
-            "what a query does can be measured when it is a view",
-            hint="Create the view, and explain it by its name.",
+            "only a view can be measured, not a query",
+            hint="Create a view of the query, and explain the view by its name.",
         )
     limits = PlanLimits(context.settings.planning_time_ms_max)
     asked = PlanRequest(query.query, request.caller, request.settings, limits=limits)

@@ -40,8 +40,8 @@ def add_link(context: JobContext, job: Job, request: AddLink) -> None:
     latency, rate = request.latency_ms, request.bytes_per_s
     if latency is None and rate is None:
         raise UserError(
-            "nothing is said of the link",
-            hint="Give latency_ms, bytes_per_s or both; drop_link takes back what was said.",
+            "no property of the link is given",
+            hint="Give latency_ms, bytes_per_s or both; drop_link removes them.",
             sqlstate="22023",
         )
     if latency is not None and not 0 <= latency <= LATENCY_MS_MAX:

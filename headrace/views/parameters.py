@@ -137,14 +137,14 @@ def _words(text: str) -> list[SqlToken]:
             sign = value if kind == "symbol" else word
             opener = _CLOSES.get(sign)
             if opener is not None and (not open_ or open_.pop() != opener):
-                raise NotAView("its parentheses cannot be told apart")
+                raise NotAView("its parentheses cannot be matched")
             out.append(SqlToken(kind, shown, start, end, len(open_)))
             if sign in _OPENS:
                 open_.append(sign)
     except Unreadable:
         raise NotAView("it cannot be read, or is too long") from None
     if open_:
-        raise NotAView("its parentheses cannot be told apart")
+        raise NotAView("its parentheses cannot be matched")
     while out and out[-1].value == ";":
         out.pop()
     if any(w.value == ";" and w.kind == "symbol" for w in out):
@@ -169,7 +169,7 @@ def _clauses(words: Sequence[SqlToken]) -> dict[str, list[SqlToken]]:
             out[now].append(word)
             continue
         if word.value in out:
-            raise NotAView("its clauses cannot be told apart")
+            raise NotAView("its clauses cannot be separated")
         now = word.value
         out[now] = []
     return out
@@ -301,7 +301,9 @@ class _Statement:
     def _groups(self, columns: list[list[SqlToken]]) -> Iterator[str]:
         group = self._clauses.get("group", [])
         if not group or group[0].value != "by":
-            raise NotAView("over no rows it has one row, which a view by the parameter has not")
+            raise NotAView(
+                "over no rows it returns one row, but a view grouped by the parameter returns none"
+            )
         words = {w.value for w in group if w.kind == "word"}
         empty = any(a.value == "(" and b.value == ")" for a, b in pairwise(group))
         if words & {"rollup", "cube", "grouping"} or empty:

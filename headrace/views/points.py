@@ -46,8 +46,8 @@ def create_connection_point(context: JobContext, job: Job, request: CreatePoint)
     if request.at is not None:
         raise UnsupportedError(
             "a connection point inside of a view's plan is not supported",
-            hint="Make a view of that part of the query and put the point on it: what both"
-            " compute alike is kept once.",
+            hint="Create a view of that part of the query, and put the point on it: the part that"
+            " both share is maintained once.",
         )
     with (
         _connection(context, job) as conn,

@@ -48,7 +48,7 @@ def after_repair(
                 raise
         if not told:
             job.phase("pending")
-            job.say(f'view "{view.name}" is being filled anew by the server')
+            job.say(f'view "{view.name}" is being rebuilt by the server')
             told = True
         other = context.live.get(view.id)
         while other is not None and context.live.get(view.id) is other:
@@ -57,5 +57,5 @@ def after_repair(
             with job.connection(context.settings.source, what="builder") as conn, job.translating():
                 view = names.find_owned(conn, request.name, request.caller, request.settings)
             if view.status == Status.RUNNING and view.id not in context.live:
-                notice = f'view "{view.name}" was filled anew meanwhile'
+                notice = f'view "{view.name}" was rebuilt meanwhile'
                 return {"view_id": view.id, "notice": notice}

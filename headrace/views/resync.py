@@ -80,7 +80,7 @@ def resync_view(context: JobContext, job: Job, request: ResyncView) -> dict[str,
     with planning(context, job) as conn:
         view = names.find_owned(conn, request.name, request.caller, request.settings)
         if request.of not in (None, view.id):
-            raise UndefinedError(f"view {view.shown} was filled anew meanwhile")
+            raise UndefinedError(f"view {view.shown} was rebuilt meanwhile")
         check_not_live(context, view)
         stored = read(conn, view)
         owner = owner_of(conn, view, request.caller)
@@ -172,12 +172,12 @@ def _plan_again(
     except UnsupportedError:
         # One name may now stand for several objects.
         first = attempt(loosely=True)
-    missing, moved = objects.lost(conn, named, first.planned.named)
+    missing, moved = objects.missing(conn, named, first.planned.named)
     if not missing:
         return first
     # Postgres does not print the schema of such operators; the search path finds them.
     second = attempt(loosely=True)
-    if not objects.lost(conn, named, second.planned.named)[0]:
+    if not objects.missing(conn, named, second.planned.named)[0]:
         return second
     if moved:
         raise UnsupportedError(
@@ -344,7 +344,7 @@ class Resync(Population):
                 planned.columns,
                 key,
                 self._owner.name,
-                TableMetadata.of(results.kept(conn, self._view.id)),
+                TableMetadata.of(results.table_metadata(conn, self._view.id)),
             )
             return make_table(self._job, conn, wanted, staged)
         # A history goes on only for the same query, owner and types; else it begins anew.

@@ -102,7 +102,7 @@ def add_source(context: JobContext, job: Job, request: AddSource) -> dict[str, A
                 raise
         while not context.worker.call("carries", {}, job):
             job.wait(_POLL_S)
-        answer: dict[str, Any] = {"others": workers.others(conn)}
+        answer: dict[str, Any] = {"others": workers.extra_processes(conn)}
         notices = [f"tables of schema {name}: {', '.join(t.name for t in tables)}", *left_out]
         if conninfo_to_dict(request.dsn).get("password"):
             notices.append(_PASSWORD_SENT)
@@ -134,7 +134,7 @@ def drop_source(context: JobContext, job: Job, request: DropSource) -> dict[str,
                     sqlstate="55006",
                 )
             origins.delete(conn, request.name)
-        answer: dict[str, Any] = {"others": workers.others(conn)}
+        answer: dict[str, Any] = {"others": workers.extra_processes(conn)}
     try:
         with job.connection(row.dsn, what="source") as there:
             _end_sender(there, row.slot)
@@ -255,12 +255,13 @@ def _distinct(tables: Sequence[RemoteTable]) -> list[RemoteTable]:
         if other.oid != table.oid:
             raise DuplicateError(
                 f'two tables are called "{table.name}"',
-                detail=f"In schemas {other.schema} and {table.schema}: stand-ins are in one schema.",
+                detail=f"They are in schemas {other.schema} and {table.schema}, but all tables of"
+                f" a source are in one schema here.",
                 hint="Add a source for each.",
             )
     if not by_name:
         raise UndefinedError(
-            "the source has none of the tables that are here",
+            "the source has none of the tables of this database",
             hint="Name tables of the source: add_source(name, dsn, 'orders, customers').",
             sqlstate="42P01",
         )

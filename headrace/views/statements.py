@@ -145,7 +145,7 @@ def advise(context: JobContext, job: Job, request: Advise) -> list[Row]:
         looked = len(judged)
     out = [line for each in sorted(judged, key=lambda j: -j.saved) for line in each.rows]
     left = len(executed) - looked
-    told = f"{looked} statements were looked at, those that take most time"
+    told = f"the {looked} statements that take most time were examined"
     return [*out, row("looked at", None, told + (f"; {left} were not" if left > 0 else ""), looked)]
 
 
@@ -189,7 +189,7 @@ def _held(conn: Connection) -> tuple[str, bool]:
     found = _extension(conn)
     if found is None:
         raise PrerequisiteError(
-            "extension pg_stat_statements is not there, which knows what queries cost",
+            "extension pg_stat_statements, which records the cost of queries, is not installed",
             hint="Add pg_stat_statements to shared_preload_libraries, restart the server, and run"
             " CREATE EXTENSION pg_stat_statements; or give advise() a query.",
         )
@@ -238,7 +238,7 @@ def _judged(
     except (SystemRelationError, NoTable):
         return None
     except HeadraceError as error:
-        why = "over no rows it has one row, which a view by the parameter has not"
+        why = "over no rows it returns one row, but a view grouped by the parameter returns none"
         grouped = error.code == "42803" and "$" in each.text
         message = why if grouped else error.message
         advice = " ".join(part for part in (error.detail, error.hint) if part) or None
@@ -271,7 +271,7 @@ def _weighed(
         said = row(
             "why not",
             name,
-            "nobody knows what its view would cost",
+            "the cost of its view is unknown",
             None,
             None,
             "Run ANALYZE on its tables.",
@@ -296,7 +296,7 @@ def _weighed(
     if saved > 0:
         lines += _create(conn, name, view, planned)
     else:
-        lines.append(row("why not", name, "its tables change more often than it is asked for"))
+        lines.append(row("why not", name, "its tables change more often than the query runs"))
     return Judged(saved, lines)
 
 

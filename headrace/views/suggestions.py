@@ -14,7 +14,7 @@ from headrace.planner.physical import costs
 
 _LARGE: Final = 1_000.0
 """Number of rows touched by one changed row above which a remedy is suggested."""
-_CHEAP: Final = "count, sum, avg, min and max are kept from change to change"
+_CHEAP: Final = "count, sum, avg, min and max are maintained incrementally"
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +81,8 @@ def _of_table(node: p.SourceSpec) -> Iterator[Remedy]:
         return
     name = f"{node.schema_name}.{node.table_name}"
     yield Remedy(
-        f"table {name} has no primary key: its changes are known by whole rows, which Postgres"
-        " writes into the WAL twice and which are kept whole",
+        f"table {name} has no primary key: its changes are identified by whole rows, which"
+        f" Postgres writes to the WAL twice and Headrace stores in full",
         f"Give {name} a primary key, or a unique index over columns that are NOT NULL and"
         " ALTER TABLE … REPLICA IDENTITY USING INDEX.",
     )
@@ -92,12 +92,12 @@ def _of_join(node: p.JoinSpec, most: float) -> Iterator[Remedy]:
     if not node.left_keys:
         yield Remedy(
             "every row of one side meets every row of the other",
-            "Join by an equality (a.x = b.y); what is left of a condition is looked at for"
-            " each pair. Where one side is a handful of rows it may stay.",
+            "Join by an equality (a.x = b.y); the rest of a condition is evaluated for each pair."
+            " If one side has only a few rows, no change is needed.",
         )
     elif most > _LARGE:
         yield Remedy(
-            f"a changed row meets about {most:.0f} others by the columns that are equated",
+            f"a changed row matches about {most:.0f} rows on the equated columns",
             "Equate more columns, or group the larger side by them before the join.",
         )
 
@@ -109,8 +109,8 @@ def _of_groups(plan: p.PhysicalPlan, node: p.ReduceSpec, most: float) -> Iterato
     yield Remedy(
         f"Postgres computes {_shown(remote)} over all rows of a group that has changed, about"
         f" {max(most, 1):.0f}",
-        f"Group by more columns, or use others: {_CHEAP}. Or let the view have the rows, and"
-        " compute it where they are read.",
+        f"Group by more columns, or use others: {_CHEAP}. Or let the view return the rows, and"
+        f" compute the aggregate when it is read.",
     )
 
 
@@ -120,7 +120,7 @@ def _of_order(plan: p.PhysicalPlan, node: p.TopKSpec | p.WindowSpec, what: str) 
     if asked:
         yield Remedy(
             f"only Postgres knows the order of {', '.join(asked)} (a collation, or a type's own):"
-            " what has changed is ordered anew by it",
+            " Postgres sorts changed rows again",
             f'In {what} write {asked[0]} COLLATE "C" if its order by bytes will do.',
         )
 
@@ -131,22 +131,22 @@ def _of_window(
     yield from _of_order(plan, node, "OVER (… ORDER BY …)")
     if not node.keys:
         yield Remedy(
-            "the window has no PARTITION BY: a changed row concerns all rows behind it",
-            "PARTITION BY something, or keep the first rows alone by ORDER BY … LIMIT; numbers"
-            " of rows can be computed where they are read.",
+            "the window has no PARTITION BY: a changed row affects all rows after it",
+            "Add PARTITION BY, or keep only the first rows with ORDER BY … LIMIT. Row numbers can"
+            " be computed when the view is read.",
         )
     elif most > _LARGE:
         size = (expected.rows(node.input) or 0) / expected.groups(node.input, node.keys)
         yield Remedy(
-            f"its partitions have about {size:.0f} rows, and a changed row concerns those behind it",
+            f"its partitions have about {size:.0f} rows, and a changed row affects those after it",
             "PARTITION BY more columns.",
         )
     asked = [c.sql for c in node.calls if c.running is None]
     if asked and all(item.native for item in node.order):
         yield Remedy(
             f"Postgres computes {_shown(asked)} anew over all rows of a partition that has changed",
-            "row_number, rank, lag, lead, and count, sum, min, max with the default frame are kept"
-            " from change to change.",
+            "row_number, rank, lag, lead, and count, sum, min, max with the default frame are"
+            " maintained incrementally.",
         )
 
 
@@ -155,14 +155,14 @@ def _of_expressions(node: p.Node) -> Iterator[Remedy]:
     if asked:
         yield Remedy(
             f"Postgres computes {_shown(asked)} for each changed row",
-            "Compute it where the view is read (or in an ordinary view over it), unless rows are"
+            "Compute it when the view is read (or in an ordinary view over it), unless rows are"
             " grouped, joined or filtered by it.",
         )
 
 
 def of_result(keys: str) -> Iterator[Remedy]:
     """Yield the remedy for a result table without a key; ``keys``: explanation of proven keys."""
-    finding = "a row of the result that changes is found by all of its columns: it has no key"
+    finding = "the result has no key, so that a changed row is found by all of its columns"
     if keys.startswith("could have"):
         yield Remedy(finding, f"It {keys.splitlines()[0]}: name these columns in option key.")
     elif "one row at most" not in keys:

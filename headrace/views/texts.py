@@ -57,7 +57,7 @@ class QueryText:
         except UserError as error:
             if self.dialect is not None:
                 error.position = None
-                said = f"It is said of the translation: {' '.join(self.query.split())}"
+                said = f"The message refers to the translated query: {' '.join(self.query.split())}"
                 error.detail = f"{error.detail} {said}" if error.detail else said
             raise
 

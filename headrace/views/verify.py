@@ -208,7 +208,7 @@ def _check_functions(conn: Connection, view: ViewRow) -> None:
     if function is not None:
         raise UnsupportedError(
             f"verifying a view that calls {function} is not supported",
-            detail="Code of users runs only where it has no rights.",
+            detail="User-defined code runs only where it has no rights.",
             hint=f"CALL headrace.resync_view('{view.schema}.{view.name}')"
             " says how many rows it had to change.",
         )
@@ -220,7 +220,7 @@ def _check_trusted(view: ViewRow, physical: Any) -> None:
         raise UnsupportedError(
             f"verifying view {view.shown} is not supported: it computes with values of a"
             " user's type",
-            detail="Code of users runs only where it has no rights.",
+            detail="User-defined code runs only where it has no rights.",
             hint="Let a superuser own the type, or a member of Headrace's role, and create"
             " the view again.",
         )
@@ -282,7 +282,10 @@ class _Proof:
             if beyond and not settings.population_lock_wait_ms:
                 snapshots.wait_for_writers(job, self._dsn)
             with (
-                elsewhere.held(job, settings, beyond, number) as (self._elsewhere, standing),
+                elsewhere.hold_snapshots(job, settings, beyond, number) as (
+                    self._elsewhere,
+                    standing,
+                ),
                 snapshots.export(
                     job,
                     self._dsn,
@@ -446,8 +449,8 @@ class _Proof:
         if rows and self._open.decides:
             raise UnsupportedError(
                 f"view {self._subject.view.shown} cannot be compared with its query",
-                detail="Which rows it has depends on the order in which aggregates see their"
-                " rows, and the query does not give it.",
+                detail="Its result depends on the order in which aggregates read their rows,"
+                " which the query does not define.",
                 hint="Give the aggregates an ORDER BY over a key.",
             )
         answer: dict[str, Any] = {"rows": [list(row) for row in rows]}
@@ -523,8 +526,8 @@ class _Proof:
             if named:
                 how.append(f"{words} {', '.join(named)}")
         return (
-            f"{count} rows differ in an order only that the query does not give: compared"
-            f" were {' and '.join(how)}"
+            f"{count} rows differ only in an order that the query does not define; compared:"
+            f" {' and '.join(how)}"
         )
 
     @property

@@ -57,7 +57,7 @@ def add_worker(context: JobContext, job: Job, request: AddWorker) -> dict[str, A
         check_caller(conn, request)
         if not nodes.insert(conn, request.name, request.capacity):
             raise DuplicateError(f'worker "{request.name}" already exists')
-        return {"others": others(conn)}
+        return {"others": extra_processes(conn)}
 
 
 def create_worker_token(
@@ -82,7 +82,9 @@ def create_worker_token(
     with job.connection(settings.source, what="builder") as conn, job.translating():
         check_caller(conn, request)
         with conn.transaction():
-            meta.put(conn, "certificate", keys.kept(settings.keys_dir).certificate.decode())
+            meta.put(
+                conn, "certificate", keys.load_or_create(settings.keys_dir).certificate.decode()
+            )
             if not nodes.invite(conn, request.name, digest):
                 raise DuplicateError(
                     f'worker "{request.name}" is on this machine', hint="It needs no token."
@@ -108,10 +110,10 @@ def remove_worker(context: JobContext, job: Job, request: RemoveWorker) -> dict[
                 raise UserError(
                     f'worker "{request.name}" is in use',
                     detail=f"Views on it: {', '.join(placed)}.",
-                    hint="CALL headrace.set_placement(view, worker) puts them elsewhere.",
+                    hint="CALL headrace.set_placement(view, worker) moves them.",
                     sqlstate="55006",
                 )
-        return {"others": others(conn)}
+        return {"others": extra_processes(conn)}
 
 
 def workers(context: JobContext, job: Job, request: Request) -> list[list[Any]]:
@@ -143,7 +145,7 @@ def workers(context: JobContext, job: Job, request: Request) -> list[list[Any]]:
     return [[row[0], "lost" if row[0] in lost else row[1], *row[2:]] for row in rows]
 
 
-def others(conn: Connection) -> dict[str, list[str]]:
+def extra_processes(conn: Connection) -> dict[str, list[str]]:
     """Return the names, by kind, of the processes that the commander must run besides its own."""
     return {
         "worker": [node.name for node in nodes.listed(conn) if not node.far],
@@ -159,11 +161,13 @@ def _check_name(name: str) -> None:
             sqlstate="42602",
         )
     if name == MAIN:
-        raise DuplicateError('worker "main" already exists', hint="It reads and writes.")
+        raise DuplicateError(
+            'worker "main" already exists', hint="It reads the source and writes the results."
+        )
     if name in STRATEGIES:
         raise UserError(
             f'a worker cannot be called "{name}"',
-            hint="Option placement takes it for a strategy.",
+            hint="Option placement uses this name for a strategy.",
             sqlstate="42602",
         )
 

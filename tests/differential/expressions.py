@@ -140,9 +140,9 @@ CASES: list[tuple[int, str]] = [
 REFUSED: list[tuple[str, str]] = [
     ("current_user", "who reads"),
     ("current_schema", "who reads"),
-    ("pg_typeof(m)", "catalogs of the moment"),
-    ("enum_range(m)", "catalogs of the moment"),
-    ("format_type(k, 1)", "catalogs of the moment"),
+    ("pg_typeof(m)", "reads the system catalogs"),
+    ("enum_range(m)", "reads the system catalogs"),
+    ("format_type(k, 1)", "reads the system catalogs"),
     ("has_table_privilege('t', 'SELECT')", "who reads"),
     ("current_setting('x')", "time or session"),
     ("random()", "volatile"),

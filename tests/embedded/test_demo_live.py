@@ -29,7 +29,7 @@ def test_keys(terminal: Terminal) -> None:
     terminal.wait_for("Headrace demo")
     terminal.wait_for("sales_by_country    \x1b[0m running")
     terminal.press("w")
-    terminal.wait_for("burst: 50,000 rows in one transaction; all of it in the views after")
+    terminal.wait_for("burst: 50,000 rows in one transaction; visible in all views after ")
     terminal.press("k")
     terminal.wait_for("kill -9 ")
     for view in ("best_customers", "sales_by_country"):

@@ -63,12 +63,12 @@ def mended(source: psycopg.Connection, views: dict[str, str], before: set[int]) 
         most = max(most, slots)
         told = source.execute("SELECT status, message FROM headrace.list_views()")
         right = [
-            status == "running" and (message or "").startswith("filled anew at ")
+            status == "running" and (message or "").startswith("rebuilt at ")
             for status, message in told
         ]
         return all(right) and not ids(source) & before
 
-    wait_until(done, "all views are filled anew")
+    wait_until(done, "all views are rebuilt")
     for name, query in views.items():
         wait_until(lambda n=name, q=query: not differs(source, n, q), f"{name} is right")
     return most
@@ -190,10 +190,10 @@ def mended_one(source: psycopg.Connection, name: str, before: int) -> None:
         row = source.execute(
             "SELECT id, status, note FROM headrace.views WHERE view_name = %s", (name,)
         ).fetchone()
-        filled = (row[2] or "").startswith("filled anew at ")
+        filled = (row[2] or "").startswith("rebuilt at ")
         return row[0] != before and row[1] == "running" and filled
 
-    wait_until(done, f"{name} is filled anew")
+    wait_until(done, f"{name} is rebuilt")
 
 
 @pytest.mark.slow

@@ -174,7 +174,7 @@ def test_who_shows_no_certificate_is_not_heard(commander, source, far, tmp_path)
     """Not even one with another certificate: the worker accepts only that of its engine."""
     place(commander, "sums", SUMS, "w2")
     [(theirs,)] = source.execute("SELECT certificate FROM headrace.nodes").fetchall()
-    address, own = f"127.0.0.1:{far.port}", keys.kept(tmp_path / "mine")
+    address, own = f"127.0.0.1:{far.port}", keys.load_or_create(tmp_path / "mine")
     for end in (
         Far(address, theirs.encode(), own),
         Far(address, own.certificate, own),

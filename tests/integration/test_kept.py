@@ -37,7 +37,7 @@ GROUPS = "SELECT g, count(*) AS n, sum(x) AS s, min(f) AS lo, max(m) AS m FROM i
 JOINED = "SELECT i.id, i.x, i.s, k.name FROM items i LEFT JOIN kinds k ON k.g = i.g"
 PLAIN = "SELECT id, g, x, f, s, m, d, a, w FROM items"
 KEPT = "its states were kept"
-ANEW = "it was filled anew, for "
+ANEW = "it was rebuilt because "
 
 
 class Writer:
@@ -119,8 +119,8 @@ OVER_GROUPS = (
     ("SELECT g, n, s, lo, m FROM ({}) q WHERE n > 2", ""),
     ("SELECT m::text || n AS t, g, s, lo, n, m FROM ({}) q", KEPT),
     ("SELECT lo, m, s, n, g, upper(m::text) AS u FROM ({}) q", KEPT),
-    ("SELECT *, rank() OVER (ORDER BY n) AS r FROM ({}) q", "its new part keeps rows of its own"),
-    ("SELECT *, n * 2 AS r FROM ({}) q", "the rows that it was made of are not"),
+    ("SELECT *, rank() OVER (ORDER BY n) AS r FROM ({}) q", "its new part has state of its own"),
+    ("SELECT *, n * 2 AS r FROM ({}) q", "the rows that it was computed from are not"),
 )
 
 
@@ -133,7 +133,7 @@ def test_what_is_made_of_groups(view, source, engine):
             done = view.alter(query)
         # The table lacks the groups that the old query filters out.
         lacks = "WHERE n" in before
-        assert done.startswith("the rows that it was made of are not" if lacks else wanted), (
+        assert done.startswith("the rows that it was computed from are not" if lacks else wanted), (
             shape,
             lacks,
             done,
@@ -187,7 +187,9 @@ def test_what_cannot_be_kept_is_filled_anew(view, commander, source):
     view.is_right(GROUPS)
     commander.execute("CALL headrace.set_history('v', NULL)")
     commander.execute("SET timezone = 'Asia/Tokyo'")
-    assert view.alter(wide) == "the session has other settings than the one that made it"
+    assert view.alter(wide) == (
+        "the settings of the session differ from those under which it was created"
+    )
     assert view.alter(GROUPS) == KEPT
     commander.execute("SET timezone = 'UTC'")
     view.alter(wide)
@@ -424,6 +426,6 @@ def test_the_worker_finds_the_altered_view_by_itself(start_engine, database, tmp
             )
             wait_until(lambda: "states inherited" in engine.log[begin:], "it has the states")
             assert settled(source, wide) == wide
-            assert "population" not in engine.log[begin:], "nothing is filled anew"
+            assert "population" not in engine.log[begin:], "nothing is rebuilt"
             call.join()
         view.is_right(wide)

@@ -76,7 +76,7 @@ def test_views_of_a_lost_worker_go_on_elsewhere(engine, commander, source, tmp_p
         [(told,)] = commander.execute(
             "SELECT message FROM headrace.views WHERE view_name = 'kept'"
         ).fetchall()
-        assert 'worker "w2", which had states of the view, counts as lost' in told
+        assert 'worker "w2", which had states of the view, is considered lost' in told
         assert workers(commander)["w2"][:2] == ("lost", 1)
         for call in (
             "CALL headrace.set_placement('most', 'w2')",
@@ -86,7 +86,7 @@ def test_views_of_a_lost_worker_go_on_elsewhere(engine, commander, source, tmp_p
             error = refused(commander, call)
             assert (error.sqlstate, error.message_primary) == (
                 "55000",
-                'worker "w2" counts as lost',
+                'worker "w2" is considered lost',
             )
         assert commander.execute("SELECT * FROM headrace.rebalance()").fetchall() == []
         # The same holds after a restart.

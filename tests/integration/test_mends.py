@@ -16,7 +16,7 @@ pytestmark = pytest.mark.shared_engine
 TABLES = ITEMS
 
 QUERY = "SELECT g, count(*) AS n, sum(x) AS total FROM items GROUP BY g"
-NOTE = re.compile(r"^filled anew at \d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC because .+")
+NOTE = re.compile(r"^rebuilt at \d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC because .+")
 
 
 def create(commander, name, query=QUERY, options="{}"):
@@ -222,7 +222,7 @@ def test_a_fight_over_rows_ends(commander, source):
         return status == "error" and left
 
     wait_until(over, "nobody fights any more")
-    assert "was changed by somebody else" in told(source, "v")[1]
+    assert "was changed by another program" in told(source, "v")[1]
     commander.execute("CALL headrace.wait_for('w')")
     assert same(source, "w")
     commander.execute("CALL headrace.resync_view('v')")

@@ -259,8 +259,18 @@ def test_what_is_refused(engine, commander, source):
             (SUMS, "bottom-up", "22023", 'no placement strategy "bottom-up"'),
             (SUMS, "Top_Down", "22023", 'no placement strategy "Top_Down"'),
             (SUMS, "auto ", "22023", 'no placement strategy "auto "'),
-            (SUMS, {"join": "bottom_up"}, "22023", 'strategy "bottom_up" stands where a worker'),
-            (SUMS, {"join": "bottom-up"}, "22023", 'strategy "bottom-up" stands where a worker'),
+            (
+                SUMS,
+                {"join": "bottom_up"},
+                "22023",
+                'strategy "bottom_up" cannot be used in place of a worker',
+            ),
+            (
+                SUMS,
+                {"join": "bottom-up"},
+                "22023",
+                'strategy "bottom-up" cannot be used in place of a worker',
+            ),
             (SUMS, {"join": 1}, "22023", "placement"),
         ):
             options = json.dumps({"placement": placement}).replace("'", "''")

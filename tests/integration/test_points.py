@@ -189,7 +189,7 @@ def test_a_view_that_was_filled_anew_was_not_dropped(commander, source):
     found = names.find(source, "v", None, {})
     assert found is not None
     commander.execute("CALL headrace.resync_view('v')")
-    with pytest.raises(UserError, match='view "v" was filled anew meanwhile') as again:
+    with pytest.raises(UserError, match='view "v" was rebuilt meanwhile') as again:
         names.lock(source, found)
     assert (again.value.code, again.value.hint) == ("55006", "Call this once more.")
     found = names.find(source, "v", None, {})

@@ -143,7 +143,7 @@ CASES = {
     "view": Case("was replaced", VIEW % 2, query=OF_VIEW, before=VIEW % 1),
     "no_view": Case("was dropped", "DROP VIEW w_{t}", VIEW % 3, query=OF_VIEW, before=VIEW % 1),
     "invoker": Case(
-        "is read with the rights of another role",
+        "is now read with the rights of another role",
         "ALTER VIEW w_{t} SET (security_invoker = on)",
         query=OF_VIEW,
         before=VIEW % 1,
@@ -166,19 +166,19 @@ CASES = {
     ),
 }
 ELSEWHERE = {
-    "was dropped and made again": "tests/integration/test_mends.py: the publication is everybody's",
+    "was dropped and created again": "tests/integration/test_mends.py: the publication is everybody's",
     "the publication was dropped": "likewise",
-    "the publication does not publish every change any more": "likewise",
+    "the publication no longer publishes every change": "likewise",
     "the publication was altered": "likewise",
     "is of another kind now": "Postgres gives no OID of a table to anything else",
     "is unlogged now": "Postgres refuses it of a published table",
     "has partitions or inheritance children now": "facts of 0.1.0",
-    "is generated no more": "said as: is generated in another way now",
+    "is no longer generated": "said as: is generated in another way now",
     "a function of a name that is called": "tests/integration/test_changed_back.py",
     "a SELECT without FROM": "an assertion",
     ", part of its key, may be NULL now": "Postgres refuses it of a key",
-    "made again": "tests/integration/test_mends.py: test_a_dropped_table_of_a_view_that_others_read",
-    "an earlier version did not keep": "facts of 0.1.0",
+    "created again": "tests/integration/test_mends.py: test_a_dropped_table_of_a_view_that_others_read",
+    "an earlier version did not record": "facts of 0.1.0",
     "was renamed to": "names of built-in parts of types, tests/runtime/test_watch.py",
     "was altered, and may have been another for a while": "tests/integration/test_changed_back.py",
 }
@@ -262,8 +262,8 @@ def reasons(module: object) -> Iterator[str]:
             if isinstance(node, ast.Constant) and isinstance(node.value, str):
                 text = node.value.strip()
                 if node.value != said and re.match(
-                    r"(the publication |an earlier |made again|, part of|view .* was)?"
-                    r".*\b(was|were|is|has|lost|made again|may be|did not)\b",
+                    r"(the publication |an earlier |created again|, part of|view .* was)?"
+                    r".*\b(was|were|is|has|lost|created again|may be|did not)\b",
                     text,
                 ):
                     yield text

@@ -37,7 +37,7 @@ def test_a_deployment_says_which_options_it_leaves_as_they_are(commander, source
     ):
         notices.clear()
         deploy(commander, alike)
-        assert notices == ['view "public"."v" is that already: nothing was changed'], alike
+        assert notices == ['view "public"."v" already has this query: nothing was changed'], alike
     notices.clear()
     deploy(commander, '{"history": "1 hour", "placement": "w1"}')
     assert notices[:-1] == [
@@ -57,7 +57,7 @@ def test_a_deployment_says_which_options_it_leaves_as_they_are(commander, source
     commander.execute("CALL headrace.set_history('v')")
     notices.clear()
     deploy(commander, '{"history": null}', "SELECT g, max(id) AS n FROM t GROUP BY g")
-    assert notices == ['view "public"."v" is that already: nothing was changed']
+    assert notices == ['view "public"."v" already has this query: nothing was changed']
     commander.execute("CALL headrace.remove_worker('w1')")
 
 

@@ -156,7 +156,7 @@ def test_an_order_that_the_query_leaves_open_does_not_differ(query, commander, s
     notices = []
     commander.add_notice_handler(lambda d: notices.append(d.message_primary))
     assert commander.execute(VERIFY, ("w",)).fetchall() == []
-    assert any("order only that the query does not give" in n for n in notices), notices
+    assert any("only in an order that the query does not define" in n for n in notices), notices
 
 
 def test_an_open_order_hides_nothing_else(commander, source):

@@ -14,7 +14,7 @@ from headrace.process import keys
 @contextlib.contextmanager
 def dialed(here: Relayed, folder: Path) -> Iterator[Far]:
     """Relay to ``here``; yield the address that the engine dials."""
-    theirs, ours = keys.kept(folder / "theirs"), keys.kept(folder / "ours")
+    theirs, ours = keys.load_or_create(folder / "theirs"), keys.load_or_create(folder / "ours")
     listener = TlsListener(Far("127.0.0.1:0", ours.certificate, theirs), here.path)
     try:
         yield Far(f"127.0.0.1:{listener.port}", theirs.certificate, ours)

@@ -74,13 +74,13 @@ def test_what_was_cut_off_is_not_kept(tmp_path: Path) -> None:
         data = pa.record_batch([pa.array([b"some"], pa.binary())], ["piece"])
 
     with pytest.raises(pa.ArrowInvalid, match="cut off"):
-        file_transfer.keep([Chunk()], tmp_path / "1.sst")
+        file_transfer.write_file([Chunk()], tmp_path / "1.sst")
     assert list(tmp_path.iterdir()) == []
 
 
 def test_keys_are_made_once_and_nobody_else_reads_them(tmp_path: Path) -> None:
-    first = keys.kept(tmp_path / "keys")
-    assert keys.kept(tmp_path / "keys") == first
-    assert keys.kept(tmp_path / "others") != first
+    first = keys.load_or_create(tmp_path / "keys")
+    assert keys.load_or_create(tmp_path / "keys") == first
+    assert keys.load_or_create(tmp_path / "others") != first
     [file] = (tmp_path / "keys").iterdir()
     assert file.stat().st_mode & 0o077 == 0

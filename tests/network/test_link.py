@@ -125,7 +125,7 @@ def test_who_gives_no_sign_of_life_is_lost(path: Path, monkeypatch: pytest.Monke
     with linked(path, silently) as (made, other, _):
         with pytest.raises(OutOfReach) as caught:
             made.results(1, 0)
-        assert "no sign of life" in str(caught.value.detail)
+        assert "no message has come from it" in str(caught.value.detail)
         # The other end learns of it, too, when it can.
         assert other.ended.wait(30)
 

@@ -51,8 +51,11 @@ class Ends:
 
     def __init__(self, folder: Path) -> None:
         self.echo = Echo(folder / "echo")
-        self.theirs, self.ours = keys.kept(folder / "theirs"), keys.kept(folder / "ours")
-        self.other = keys.kept(folder / "other")
+        self.theirs, self.ours = (
+            keys.load_or_create(folder / "theirs"),
+            keys.load_or_create(folder / "ours"),
+        )
+        self.other = keys.load_or_create(folder / "other")
         here = Far("127.0.0.1:0", self.ours.certificate, self.theirs)
         self.listener = TlsListener(here, self.echo.path)
         self._folder = folder

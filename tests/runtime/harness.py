@@ -263,6 +263,6 @@ def settle(running: Running, conn: psycopg.Connection, seconds: float = PATIENCE
         )
 
     def story() -> object:
-        return book.position, target, book.error, book.story.tell()
+        return book.position, target, book.error, book.story.lines()
 
     wait_until(covered, story, seconds, every_s=0.002)

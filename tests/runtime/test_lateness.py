@@ -95,7 +95,7 @@ def test_a_large_transaction_that_is_written_for_long(source, running, monkeypat
 
     def slowly(group: writing._Group, part: ViewPart) -> int:
         time_passes(LONG_S)
-        seen.extend(activity.told(running.book, [], running.engine.writes))
+        seen.extend(activity.describe(running.book, [], running.engine.writes))
         return write(group, part)
 
     monkeypatch.setattr(activity, "LONG_S", LONG_S / 2)

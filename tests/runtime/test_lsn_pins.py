@@ -66,7 +66,7 @@ def test_nothing_is_promised_beyond_a_hold_that_was_not_before(database_of_state
             assert promised <= max(hold.lsn, then)
             assert hold.txid in holds.txids()
         assert holds.jobs() == {job: hold for job, (hold, _) in kept.items()}
-        assert positions.holds(database_of_states) == holds.jobs()
+        assert positions.pins(database_of_states) == holds.jobs()
 
 
 def test_none_is_granted_before_the_beginning_nor_after_the_end(database_of_states):

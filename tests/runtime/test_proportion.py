@@ -89,7 +89,7 @@ def look(running: Running) -> None:
     engine.watch.due = engine._healing._tables.due = 0.0
     engine.watch.poll(engine.leaving.fail, lambda moving, stopping: Following({}, frozenset()))
     engine._healing.retry()
-    engine.sharing.settle()
+    engine.sharing.join_ready()
 
 
 def rows_read(running: Running, work: Callable[[], Any]) -> int:

@@ -92,7 +92,7 @@ def uses(settings: Settings, name: str) -> None:
 
 @pytest.mark.parametrize("name", sorted(NAMED))
 def test_each_setting_refuses_an_exposed_file(tmp_path, name):
-    pair = keys.kept(tmp_path / "keys")
+    pair = keys.load_or_create(tmp_path / "keys")
     certificate = secret(tmp_path / "cert.pem", 0o644, pair.certificate.decode())
     words = pair.key.decode() if name == "tls_key" else "w2.0123456789abcdef"
     path = secret(tmp_path / "s", 0o644, words)
@@ -178,11 +178,11 @@ def test_no_service_file_is_no_error(tmp_path, monkeypatch):
 def test_own_files_are_closed_again(tmp_path):
     settings = Settings(data_dir=tmp_path)
     Access(settings)
-    made = keys.kept(tmp_path / "keys")
+    made = keys.load_or_create(tmp_path / "keys")
     for path in (tmp_path / "console.token", tmp_path / "keys" / "link.pem"):
         path.chmod(0o664)
     Access(settings)
-    assert keys.kept(tmp_path / "keys") == made
+    assert keys.load_or_create(tmp_path / "keys") == made
     for path in (tmp_path / "console.token", tmp_path / "keys" / "link.pem"):
         assert path.stat().st_mode & 0o777 == 0o600
     durable.replace(tmp_path / "console.token", b"again", 0o600)

@@ -226,7 +226,7 @@ def test_what_a_role_left_behind_is_not_done_for_the_next_of_its_name(server):
         wait_until(lambda: server.execute(UNFINISHED).fetchone() == (0,), "it is done with")
         found = server.execute("SELECT status, error ->> 'M' FROM headrace.commands")
         [(status, message)] = found.fetchall()
-        assert (status, message) == ("failed", "the role that called does not exist any more")
+        assert (status, message) == ("failed", "the calling role no longer exists")
     finally:
         server.execute(f"DROP ROLE {name}")
 

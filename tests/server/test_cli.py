@@ -70,11 +70,11 @@ def but(words: list[str], flag: str, value: str) -> list[str]:
 def test_wrong_words():
     refused(run("start"), "no source database given", "HEADRACE_SOURCE", status=2)
     refused(run("start", "--source", "host="), status=1)
-    refused(run("start", "--source", "what = = ever"), "no connection string", status=2)
+    refused(run("start", "--source", "what = = ever"), "is not a connection string", status=2)
     refused(run("start", "--source", "host=nowhere.invalid"), "✗ source", "nowhere.invalid")
     nobody = "host=127.0.0.1 port=1 dbname=x connect_timeout=5"
     refused(run("start", "--source", nobody), "✗ source", "onnection refused")
-    refused(run("check", "--source", nobody), "✗ source", "1 to mend")
+    refused(run("check", "--source", nobody), "✗ source", "1 problem to fix")
     refused(run("status", "--source", nobody), "onnection refused")
     refused(run("uninstall", "--source", nobody), "onnection refused")
     refused(run("start", "--source", nobody, "--log-format", "loud"), 'cannot be "loud"', status=2)
@@ -149,8 +149,8 @@ def test_a_disk_that_is_read_only(words, tmp_path):
 def test_a_port_that_is_taken(words):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         where = f"127.0.0.1:{taken.getsockname()[1]}"
-        refused(run("start", *but(words, "--listen", where)), f"nobody can listen on {where}")
-        refused(run("start", *words, "--http", where), f"nobody can listen on {where}", "--http")
+        refused(run("start", *but(words, "--listen", where)), f"cannot listen on {where}")
+        refused(run("start", *words, "--http", where), f"cannot listen on {where}", "--http")
         # The address is taken after it was checked.
         blind = "from headrace.server import doctor\ndoctor.look = lambda settings: []"
         done = run("start", *but(words, "--listen", where), program=blind)
@@ -164,9 +164,9 @@ def test_a_role_without_rights(words, source):
         conn.execute(f"REVOKE CREATE ON DATABASE {conn.info.dbname} FROM PUBLIC")
         dsn = make_conninfo(source, user=poor, password=PASSWORD)
         mine = but(words, "--source", dsn)
-        refused(run("start", *mine), "REPLICATION", "GRANT CREATE ON DATABASE", "2 to mend")
+        refused(run("start", *mine), "REPLICATION", "GRANT CREATE ON DATABASE", "2 problems to fix")
         refused(run("check", "--source", dsn), "✗ rights", "✗ server")
-        refused(run("status", "--source", dsn), "there is no headrace")
+        refused(run("status", "--source", dsn), "headrace is not installed")
         wrong = make_conninfo(source, user=poor, password="wrong", host="127.0.0.1")
         done = run("start", *but(words, "--source", wrong))
         assert "wrong" not in done.stderr.replace(poor, ""), "passwords are not shown"
@@ -235,7 +235,7 @@ def test_a_server_in_recovery(words, tmp_path):
         dsn = server.dsn()
         refused(run("start", *but(words, "--source", dsn)), "is a standby", "primary")
         refused(run("check", "--source", dsn), "is a standby")
-        refused(run("status", "--source", dsn), "there is no headrace")
+        refused(run("status", "--source", dsn), "headrace is not installed")
         refused(run("uninstall", "--source", dsn), "read-only transaction")
 
 

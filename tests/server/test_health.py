@@ -17,7 +17,7 @@ def test_what_names_have_is_escaped():
     page.put("view_rows", 12_345_678_901, "y")
     # In the order of the table, each name once; a value has the precision of a double.
     assert page.render() == (
-        "# HELP headrace_batches_total Batches that are in the tables.\n"
+        "# HELP headrace_batches_total Batches written to the tables.\n"
         "# TYPE headrace_batches_total counter\nheadrace_batches_total 2.5\n"
         "# HELP headrace_view_rows Rows of its table, as estimated.\n"
         "# TYPE headrace_view_rows gauge\n"
@@ -31,7 +31,7 @@ def test_a_histogram_counts_what_is_below_each_bound():
     for seconds in (0.001, 0.0011, 0.3, 100):
         told.note(seconds)
     page = Page()
-    page.count("sink_transaction_seconds", msgspec.structs.asdict(told.told()))
+    page.count("sink_transaction_seconds", msgspec.structs.asdict(told.counts()))
     buckets = dict(re.findall(r'_bucket{le="(\S+)"} (\S+)', page.render()))
     # A bound belongs to its bucket, as in Prometheus.
     assert [buckets[le] for le in ("0.001", "0.0025", "0.25", "0.5", "60.0", "+Inf")] == [

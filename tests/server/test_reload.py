@@ -62,7 +62,8 @@ def test_what_changes_at_once_and_what_does_not(start_engine, database, tmp_path
     file.write_text("connections_max = 1\nbatch_interval_ms = 60\nlog_level = 'debug'\n")
     assert reload() == (
         'setting "connections_max" is now "1"\nsetting "log_level" is now "debug"\n'
-        'setting "batch_interval_ms" has changed, which counts from the next start of Headrace on'
+        'setting "batch_interval_ms" has changed; the change takes effect at the next start of'
+        " Headrace"
     )
     assert (setting("connections_max"), setting("batch_interval_ms")) == ("1", "50")
     with connect(engine.dsn) as conn:

@@ -27,7 +27,7 @@ class Table:
         self.conn, self.target = conn, target
         self.writer, self.pipeline = SinkWriter(conn), Pipelined(conn)
         with conn.transaction():
-            self.writer._held(target)
+            self.writer._locked_statements(target)
 
     def write(self, *rows) -> None:
         write = self.writer.pipelined(self.target, diffs(self.target, list(rows)))
@@ -59,7 +59,7 @@ def test_a_row_that_changes_alone_is_updated(conn):
     conn.execute("CREATE TABLE public.refers (k int REFERENCES public.r)")
     conn.execute("INSERT INTO public.refers VALUES (1)")
     with conn.transaction():
-        table.writer._held(target)  # it examines the foreign key, which is harmless
+        table.writer._locked_statements(target)  # it examines the harmless foreign key
     table.write((("1", "a"), -1), (("1", "b"), 1))
     table.write((("1", "b"), -1), (("1", None), 1), (("2", "a"), -1), (("2", "c"), 1))
     assert contents(conn, target) == [("1", None), ("2", "c")]

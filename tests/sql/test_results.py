@@ -31,7 +31,7 @@ def conn(database):
 )
 def test_a_record_made_while_names_change_loses_no_index(conn, database, renaming):
     results.record_table_metadata(conn, [1])
-    before = results.kept(conn, 1)
+    before = results.table_metadata(conn, 1)
     assert before["indexes"] == [["by_t", "USING btree (t)"]]
     conn.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
     conn.execute("SELECT FROM headrace.views")  # its snapshot sees the old names
@@ -43,9 +43,9 @@ def test_a_record_made_while_names_change_loses_no_index(conn, database, renamin
         conn.execute("ROLLBACK")
     else:
         conn.execute("COMMIT")
-    assert results.kept(conn, 1) == before
+    assert results.table_metadata(conn, 1) == before
     results.record_table_metadata(conn, [1])
     now = conn.execute("SELECT indexrelid::regclass::text FROM pg_index").fetchall()
-    assert [name for name, _ in results.kept(conn, 1)["indexes"] or ()] == [
+    assert [name for name, _ in results.table_metadata(conn, 1)["indexes"] or ()] == [
         name.split(".")[-1] for (name,) in now if "by_" in name
     ]

@@ -108,14 +108,14 @@ def test_what_was_tried_is_told_unless_the_view_was_stopped_anew(conn, message):
             conn.execute(again, (message, None))
             (view,) = await states.stopped(one, ["22012"], "none")
             assert view.reason == (message or "")
-            await states.tell(one, view, "once")
+            await states.record_attempt(one, view, "once")
             assert conn.execute(seen).fetchone() == ("once", None)
             for other in (("another", "once"), (message, "by another")):
                 conn.execute(again, other)
                 (found,) = await states.stopped(one, ["22012"], "none")
-                await states.tell(one, view, "late")
+                await states.record_attempt(one, view, "late")
                 assert conn.execute(seen).fetchone() == (other[1], "waits")
-                await states.tell(one, found, "twice")
+                await states.record_attempt(one, found, "twice")
                 assert conn.execute(seen).fetchone() == ("twice", None)
 
     asyncio.run(tell())

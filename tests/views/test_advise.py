@@ -162,7 +162,7 @@ def test_what_is_kept_already_costs_nothing(conn, engine):
         GROUP BY 1"""
     with_more = "SELECT o.id, c.region FROM orders o JOIN customers c ON c.id = o.product"
     told = findings(advice(conn, SHAPES["joined"]), "sharing")
-    assert "kept already for view public.joined" in told
+    assert "already maintained for view public.joined" in told
     assert findings(advice(conn, with_more), "sharing") == ""
     assert "error" not in findings(advice(conn, query), "sharing")
     # A role that may not see the view learns nothing about it.

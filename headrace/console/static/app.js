@@ -75,11 +75,11 @@ function Login({ safe, why, entered }) {
     setBusy(false);
   };
   return html`<main class="login"><form onSubmit=${send} class="panel" aria-labelledby="login"><${Mark} /><h1 id="login">Headrace</h1>
-    <p class="quiet">${by === "token" ? "With the token you see all that the engine's role may see." : "Log in as a role of the database. You see what it may see."}</p>
+    <p class="quiet">${by === "token" ? "With the token, you see everything that the engine's role may see." : "Log in as a role of the database. You see everything that the role may see."}</p>
     <div class="choice" role="group" aria-label="Log in with"><button type="button" aria-pressed=${by === "role"} onClick=${() => setBy("role")}>Role</button><button type="button" aria-pressed=${by === "token"} onClick=${() => setBy("token")}>Token</button></div>
-    ${by === "token" ? html`<label>Token<input key="t" name="token" type="password" autocomplete="off" required autofocus /></label><p class="quiet">It stands in <code>console.token</code> in the engine's data directory.</p>`
+    ${by === "token" ? html`<label>Token<input key="t" name="token" type="password" autocomplete="off" required autofocus /></label><p class="quiet">The token is in file <code>console.token</code> of the engine's data directory.</p>`
     : html`<label>Role<input key="r" name="role" autocomplete="username" autocapitalize="none" spellcheck=${false} required autofocus /></label><label>Password<input key="p" name="password" type="password" autocomplete="current-password" required /></label>`}
-    ${safe ? null : html`<p class="error">This page came without TLS from another computer: logins are taken over TLS, or on the computer itself.</p>`}
+    ${safe ? null : html`<p class="error">This page was loaded without TLS from another computer. Logins are accepted over TLS, or on the computer itself.</p>`}
     ${error && html`<p class="error" role="alert">${error}</p>`}
     <button type="submit" class="main" disabled=${busy || !safe}>${busy ? "Asking …" : "Log in"}</button></form></main>`;
 }

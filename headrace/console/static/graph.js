@@ -147,7 +147,7 @@ export function NodeFacts({ node, stat, live }) {
     ["keeps", node.state || "nothing", node.state || stat?.state_bytes ? `${stateText(node, stat)}${stat?.state_rows != null ? `, ${count(stat.state_rows)} rows` : ""}` : ""],
     ["cost of a change", node.cost || "–"],
     ["worker", stat?.worker ?? "–"],
-    ["kept once, shared with", node.shared_with ?? (stat?.shared ? "other views" : "nobody")],
+    ["shared with", node.shared_with ?? (stat?.shared ? "other views" : "no other view")],
   ];
   return html`<div class="facts node-facts" aria-live="polite">
     <h3>${node.kind} <code>${node.id}</code></h3>

@@ -45,14 +45,14 @@ export function tiles(data) {
   const states = (memory ?? []).find((m) => m.part === "states" && !m.view);
   const own = (memory ?? []).filter((m) => m.part === "states" && m.view).reduce((s, m) => s + m.bytes, 0);
   return html`<section class="tiles" aria-label="The engine in numbers">
-    <${Tile} title="Views" value=${html`${running}<small> of ${views.length} running</small>`} more=${others || "all as they should be"}
+    <${Tile} title="Views" value=${html`${running}<small> of ${views.length} running</small>`} more=${others || "no problems"}
       kind=${views.some((v) => tone(v)[0] === "bad") ? "bad" : views.some((v) => tone(v)[0] === "warn") ? "warn" : ""} href="#/" />
     <${Tile} title="Freshness" value=${p50 == null ? html`<small>nothing written</small>` : html`${ms(p50)}<small> p50</small>`}
       more=${worst ? `p99 ${ms(worst.p99_ms)}, ${worst.name}` : "of the last minute"} href=${worst ? link(worst.name) : "#/"} />
     <${Tile} title="Rows written" value=${html`${rate(views.reduce((s, v) => s + (v.rows_per_s ?? 0), 0))}<small>/s</small>`}
       more=${`${count(views.reduce((s, v) => s + (v.rows ?? 0), 0))} rows in all views`} />
     <${Tile} title="WAL kept" value=${kept ? kept.value.split(",")[0] : "–"} kind=${kept && kept.ok === false ? "bad" : ""}
-      more=${behind ? `furthest back: ${behind.value}` : "nothing holds it"} />
+      more=${behind ? `furthest back: ${behind.value}` : "no view is behind"} />
     <${Tile} title="Memory of states" value=${bytes(states ? states.bytes : own || null)} meter=${states?.limit_bytes ? states.bytes / states.limit_bytes : null}
       more=${states?.limit_bytes ? `of ${bytes(states.limit_bytes)}` : "of the views you may see"} />
   </section>`;
@@ -67,7 +67,7 @@ export function Attention({ data }) {
   return html`<section class="panel attention" aria-labelledby="attention"><h2 id="attention">Needs attention</h2><ul>
     ${facts.map((f) => html`<li class="bad" key=${f.fact}><strong>${f.fact}</strong> <span>${f.value}</span>${f.hint && html`<p>${f.hint}</p>`}</li>`)}
     ${sources.map((s) => html`<li class="bad" key=${`s ${s.source}`}><strong>source ${s.source}</strong> <span>${s.state}</span><p>${s.problem}</p></li>`)}
-    ${workers.map((w) => html`<li class="bad" key=${`w ${w.worker}`}><strong>worker ${w.worker}</strong> <span>${w.state}: ${w.state === "lost" ? "its views are filled anew elsewhere" : `its ${w.views} views stand still`}</span></li>`)}
+    ${workers.map((w) => html`<li class="bad" key=${`w ${w.worker}`}><strong>worker ${w.worker}</strong> <span>${w.state}: ${w.state === "lost" ? "its views are being rebuilt elsewhere" : `its ${w.views} views stand still`}</span></li>`)}
     ${wrong.slice(0, 8).map((v) => html`<li class=${tone(v)[0]} key=${v.name}>
       <a href=${link(v.name)}>${v.name}</a> <${Pill} view=${v} />
       <p>${v.message ?? v.held_by}</p>
@@ -106,7 +106,7 @@ export function Views({ data, samples }) {
   const sort = (id) => setOrder(([now, way]) => [id, now === id ? -way : NUMBERS.has(id) ? -1 : 1]);
   return html`<section class="panel views" aria-labelledby="views"><header><h2 id="views">Views</h2>
       <input id="search" type="search" placeholder="Search  ( / )" aria-label="Search views by name, owner or status" value=${text} onInput=${(e) => setText(e.currentTarget.value)} /></header>
-    ${!data.views.length ? html`<div class="empty"><p>There is no view yet. Make one, on the port of Headrace:</p>
+    ${!data.views.length ? html`<div class="empty"><p>There are no views yet. Create one, on the port of Headrace:</p>
         <${Run} sql="CALL headrace.create_view('sales', 'SELECT country, sum(amount) AS amount FROM orders GROUP BY country');" /></div>`
     : html`<div class="scroll"><table><thead><tr>${COLUMNS.map(([id, title, key]) => html`<th key=${id} scope="col" class=${NUMBERS.has(id) ? "number" : ""}
           aria-sort=${order[0] === id ? (order[1] > 0 ? "ascending" : "descending") : "none"}>
@@ -117,8 +117,8 @@ export function Views({ data, samples }) {
         <td class="sp"><${Spark} points=${samples[v.name]} now=${data.at} label=${`freshness of ${v.name}: p50 ${ms(v.p50_ms)}, p99 ${ms(v.p99_ms)}`} /></td>
         <td class="number" data-label="p50">${ms(v.p50_ms)}</td><td class="number" data-label="p99">${ms(v.p99_ms)}</td>
         <td class="number" data-label="rows/s">${rate(v.rows_per_s)}</td><td class="number" data-label="rows">${count(v.rows)}</td>
-        <td class="number" data-label="state">${bytes(v.state_bytes)}</td><td class="owner" data-label="owner">${v.owner ?? html`<span class="quiet" title="somebody else's: only its name and status are told">–</span>`}</td>
-      </tr>`)}</tbody></table>${!shown.length && html`<p class="empty">No view is called so.</p>`}</div>`}
+        <td class="number" data-label="state">${bytes(v.state_bytes)}</td><td class="owner" data-label="owner">${v.owner ?? html`<span class="quiet" title="owned by another role: only its name and status are shown">–</span>`}</td>
+      </tr>`)}</tbody></table>${!shown.length && html`<p class="empty">No view matches the search.</p>`}</div>`}
   </section>`;
 }
 
@@ -138,10 +138,10 @@ export function Engine({ data }) {
     <div class="masonry">
     <section class="panel" aria-labelledby="facts"><h2 id="facts">Facts</h2><dl class="facts">${data.facts.map((f) => html`<div key=${f.fact} class=${f.ok === false ? "bad" : ""}>
       <dt>${f.fact}</dt><dd>${f.value}${f.hint && html` <small class="hint">${f.hint}</small>`}</dd></div>`)}</dl></section>
-    ${data.memory == null ? html`<section class="panel"><h2>Memory</h2><p class="quiet">The worker does not answer now.</p></section>`
+    ${data.memory == null ? html`<section class="panel"><h2>Memory</h2><p class="quiet">The worker does not answer.</p></section>`
     : html`<section class="panel" aria-labelledby="memory"><h2 id="memory">Memory and disk</h2>${memory.length ? html`<dl class="facts">${memory.map((m) => html`<div key=${m.part}><dt>${m.part}</dt>
       <dd>${bytes(m.bytes)}${m.limit_bytes ? html` <small>of ${bytes(m.limit_bytes)}</small><span class="meter" aria-hidden="true"><span style=${{ width: `${Math.min(100, (100 * m.bytes) / m.limit_bytes)}%` }}></span></span>` : ""}</dd></div>`)}</dl>`
-      : html`<p class="quiet">Told to members of the engine's role.</p>`}</section>`}
+      : html`<p class="quiet">Shown only to members of the engine's role.</p>`}</section>`}
     ${own.length > 0 && html`<section class="panel" aria-labelledby="own"><h2 id="own">Memory by view</h2><dl class="facts">${[...own].sort((a, b) => b.bytes - a.bytes).slice(0, 40).map((m) => html`<div key=${`${m.part} ${m.view}`}><dt>${m.view}</dt>
       <dd>${bytes(m.bytes)} <small>${m.part}</small><span class="meter" aria-hidden="true"><span style=${{ width: `${(100 * m.bytes) / top}%` }}></span></span></dd></div>`)}</dl></section>`}
     ${data.workers?.length > 0 && html`<section class="panel" aria-labelledby="workers"><h2 id="workers">Workers</h2><div class="scroll"><table class="plain"><thead><tr><th scope="col">Worker</th><th scope="col">State</th><th scope="col" class="number">Views</th><th scope="col" class="number">Memory</th><th scope="col">Address</th></tr></thead>

@@ -42,7 +42,7 @@ function Plots({ data, theme }) {
   return html`<section class="panel wide" aria-labelledby="plots"><header><h2 id="plots">Freshness and throughput</h2>${choice}</header>
     ${found.at.length ? html`<div class="two">
       <figure><figcaption>From commit to visible</figcaption><${Curve} times=${found.at} series=${fresh} unit=${ms} theme=${theme} label="p50, p99 and lag over time" /></figure>
-      <figure><figcaption>Rows written a second</figcaption><${Curve} times=${found.at} series=${rows} unit=${rate} theme=${theme} label="rows per second over time" /></figure></div>`
+      <figure><figcaption>Rows written per second</figcaption><${Curve} times=${found.at} series=${rows} unit=${rate} theme=${theme} label="rows per second over time" /></figure></div>`
     : html`<p class="empty">Nothing was written, and nothing lagged, in this time.</p>`}</section>`;
 }
 
@@ -71,10 +71,10 @@ function Flow({ data }) {
   const node = data.graph.nodes.find((n) => n.id === chosen);
   const choose = (id, stay) => setChosen((now) => (now === id && !stay ? null : id));
   return html`<section class="panel wide" aria-labelledby="flow"><header><h2 id="flow">Dataflow</h2>
-      <span class="key">${data.stats ? html`rows out a second · bar: share of the view's time` : "the worker does not say what nodes do now"}</span></header>
+      <span class="key">${data.stats ? html`rows out per second · bar: share of the view's time` : "the worker reports no figures now"}</span></header>
     ${data.graph.nodes.length ? html`<${Dataflow} graph=${data.graph} stats=${data.stats} live=${live} chosen=${chosen} choose=${choose} />
       ${node ? html`<${NodeFacts} node=${node} stat=${(data.stats ?? []).find((s) => s.node === node.id)} live=${live[node.id]} />`
-        : html`<p class="quiet">Choose a node for its figures; arrow keys go along the edges.</p>`}`
+        : html`<p class="quiet">Choose a node to see its figures; the arrow keys follow the edges.</p>`}`
     : html`<pre class="sql">${data.plan}</pre>`}
     ${data.graph.notes.length > 0 && html`<ul class="notes">${data.graph.notes.map((n) => html`<li key=${n}>${n}</li>`)}</ul>`}</section>`;
 }
@@ -83,7 +83,7 @@ const list = (names) => (names.length ? names.map((n, i) => html`${i ? ", " : ""
 
 function About({ data, row }) {
   const shared = data.graph.nodes.filter((n) => n.shared_with);
-  // The one by which the sink finds rows is ours.
+  // The index by which the sink finds rows belongs to Headrace.
   const own = data.indexes.filter((i) => !/ INDEX headrace_row_hash_/.test(i));
   const options = data.options && data.options !== "{}" ? data.options : "none";
   const rows = [
@@ -95,7 +95,7 @@ function About({ data, row }) {
     ["History", data.history ? `changes are kept for ${data.history}` : "not kept"],
     ["Connection points", data.points.join(", ") || "none"],
     ["Options", html`<code>${options}</code>`],
-    ["Made", when(data.created_at)],
+    ["Created", when(data.created_at)],
     ["Last error", data.last_error ? `${data.last_error} (${when(data.last_error_at)})` : "none"],
   ];
   return html`<section class="panel" aria-labelledby="about"><h2 id="about">About</h2><dl class="facts">${rows.map(([k, v]) => html`<div key=${k}><dt>${k}</dt><dd>${v}</dd></div>`)}</dl></section>
@@ -116,6 +116,6 @@ export function View({ name, data, overview, theme }) {
     ${row?.held_by && html`<p class="held">${row.held_by}</p>`}
     ${figures && html`<dl class="figures">${figures.map(([k, v]) => html`<div key=${k}><dt>${k}</dt><dd>${v}</dd></div>`)}</dl>`}
     ${!data ? html`<p class="empty" role="status">Asking …</p>`
-    : data.missing ? html`<section class="panel"><p>${row ? "This view is somebody else's: its name and status are all you are told." : "There is no such view."}</p></section>`
+    : data.missing ? html`<section class="panel"><p>${row ? "This view belongs to another role: you see only its name and status." : "There is no such view."}</p></section>`
     : html`<${Trouble} data=${data} /><div class="columns"><${Plots} data=${data} theme=${theme} /><${Flow} key=${name} data=${data} /><${About} data=${data} row=${row ?? { name, status: "" }} /></div>`}`;
 }

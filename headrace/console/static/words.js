@@ -96,28 +96,28 @@ export function tone(view) {
   return [kind, words];
 }
 
-// The calls that a stopped view's message names: the engine knows what mends the view.
+// The calls that a stopped view's message names: the engine knows which call repairs the view.
 export function mends(view) {
   if (view.status !== "error") return [];
   return [...(view.message ?? "").matchAll(/(?:([^.;]*?), then )?(CALL headrace\.(\w+)\('(?:[^']|'')*'(?:, '…')?\))/g)].map(([, first, sql, verb]) =>
-    [`${sql};`, first ? `first: ${first.trim()}` : verb === "resync_view" ? "fills it anew" : "gives it another query"]);
+    [`${sql};`, first ? `first: ${first.trim()}` : verb === "resync_view" ? "rebuilds it from its tables" : "gives it another query"]);
 }
 
-// What one might run, by status.
+// Calls that may be useful, by status.
 export function remedies(view) {
   const name = literal(view.name);
   const call = (verb) => `CALL headrace.${verb}(${name});`;
   const out = [];
   out.push(...mends(view));
-  if (view.status === "paused") out.push([call("resume_view"), "goes on from where it stands"]);
+  if (view.status === "paused") out.push([call("resume_view"), "continues from its last position"]);
   if (view.status === "sink_error") {
-    out.push(["SELECT pid, query FROM pg_stat_activity WHERE pid = …;", "who holds the table: see above"]);
+    out.push(["SELECT pid, query FROM pg_stat_activity WHERE pid = …;", "shows the session that locks the table (its process is named above)"]);
   }
   if (view.status === "running") {
     out.push([`SELECT * FROM headrace.verify_view(${name});`, "compares it with its query, in Postgres"]);
     out.push([call("pause_view"), "keeps its contents as they are"]);
   }
-  out.push([`SELECT * FROM headrace.lag_history(${name});`, "how late it was, a week back"]);
-  out.push([`SELECT * FROM headrace.explain_view(${name});`, "its plan as text"]);
+  out.push([`SELECT * FROM headrace.lag_history(${name});`, "shows its lag over the last week"]);
+  out.push([`SELECT * FROM headrace.explain_view(${name});`, "shows its plan as text"]);
   return out;
 }

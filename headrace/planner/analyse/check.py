@@ -50,8 +50,9 @@ _CHECKS: Final[dict[str, Callable[[Node], Iterator[Finding]]]] = {
 _HINTS: Final = {
     "XMLTABLE or JSON_TABLE": "Use functions in FROM instead, such as unnest(xpath(…)) or"
     " jsonb_path_query(…).",
-    "TABLESAMPLE": "Which rows it takes is decided anew each time: filter by a hash of the key.",
-    "FOR UPDATE or FOR SHARE": "Leave it out: a view locks nothing.",
+    "TABLESAMPLE": "TABLESAMPLE may choose other rows each time. Filter by a hash of the key"
+    " instead.",
+    "FOR UPDATE or FOR SHARE": "Omit it: a view locks no rows.",
 }
 
 

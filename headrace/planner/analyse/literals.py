@@ -205,7 +205,7 @@ class Rehearsal:
             raise self._moved(error, place, starts)
         raise UnsupportedError(
             "this literal is not supported",
-            detail="Reading it might run code of somebody else with your rights.",
+            detail="Reading the literal might run another user's code with your rights.",
             hint="Write it as a cast ('…'::type), or build the value with ROW(…) or ARRAY[…].",
             position=self._found[at].start + 1,
         )
@@ -234,7 +234,7 @@ class Rehearsal:
             return
         raise UnsupportedError(
             f"a literal of type {row[0]} is not supported",
-            detail=f'Reading it might run code of role "{row[1]}" with your rights.',
+            detail=f'Reading the literal might run code of role "{row[1]}" with your rights.',
             hint="Build the value with ROW(…) or ARRAY[…], or let a superuser own the type.",
             position=self._found[0].start + 1 if len(self._found) == 1 else None,
         )

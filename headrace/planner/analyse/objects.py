@@ -67,7 +67,7 @@ SELECT n.oid::bigint FROM pg_catalog.pg_namespace n
    AND NOT pg_catalog.starts_with(n.nspname, 'pg_')"""
 
 
-def kept(
+def record(
     conn: Connection,
     types: Iterable[int],
     functions: Iterable[int],
@@ -152,7 +152,7 @@ def followed(
     return settings | {FUNCTION_PATH: ", ".join(new.get(part, part) for part in parts)}
 
 
-def lost(
+def missing(
     conn: Connection, named: Sequence[dict[str, Any]], bound: Collection[dict[str, Any]]
 ) -> tuple[list[str], bool]:
     """Return operators and moved objects missing from ``bound``, and whether one was moved.

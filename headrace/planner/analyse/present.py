@@ -68,7 +68,7 @@ def names(
     """Return the objects to store with a query as plain JSON; relations with their count."""
     rows = conn.execute(_USER_TYPES, (sorted(types), list(counts))).fetchall()
     kinds = [row[0] for row in rows]
-    found = objects.kept(conn, kinds, functions, others, settings or {})
+    found = objects.record(conn, kinds, functions, others, settings or {})
     return found + [
         {
             "oid": oid,

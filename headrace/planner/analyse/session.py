@@ -292,8 +292,8 @@ def _definer(conn: Connection, function: str) -> str:
     row = conn.execute(_DEFINER, (f"{name}(pg_catalog.text)",)).fetchone()
     if row is None or not row[0]:
         raise PrivilegeError(
-            "the query alters what it is analysed with",
-            detail="Reading one of its literals runs a function that does so.",
+            "the query changes the session in which it is analysed",
+            detail="Reading one of its literals calls a function that does so.",
         )
     return name
 

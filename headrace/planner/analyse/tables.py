@@ -90,8 +90,8 @@ _KINDS: Final = {
 }
 
 _HINTS: Final = {
-    "m": "Write its query in its place: when it is refreshed is not in the stream of changes.",
-    "f": "Its changes are made elsewhere, and are not in the stream of changes.",
+    "m": "Use its query instead: the replication stream does not show when it is refreshed.",
+    "f": "Its data is on another server, so its changes are not in the replication stream.",
 }
 
 
@@ -105,7 +105,7 @@ def load_table(conn: Connection, catalog: Catalog, oid: int, position: int | Non
     if not columns:
         raise UnsupportedError(
             f'table "{name}" without columns is not supported',
-            detail="Nothing tells its rows from each other.",
+            detail="Its rows cannot be distinguished.",
             hint="Add a column, such as a primary key.",
             position=position,
         )
@@ -126,7 +126,7 @@ def load_table(conn: Connection, catalog: Catalog, oid: int, position: int | Non
         if column.generated and column.attnum in key:
             raise UnsupportedError(
                 f'generated column "{column.name}" in the key of table "{name}" is not supported',
-                hint="Its values are not in the stream of changes.",
+                hint="Its values are not in the replication stream.",
                 position=position,
             )
     statistics = load_statistics(conn, oid)
@@ -189,7 +189,7 @@ def refuse_system(oid: int, schema: str, name: str, position: int | None) -> Non
     if oid < FIRST_USER_OID or schema in ("pg_catalog", "information_schema", "headrace"):
         raise SystemRelationError(
             f'system relation "{name}" is not supported',
-            hint="Its changes are not told by logical replication.",
+            hint="Logical replication does not publish its changes.",
             position=position,
         )
 

@@ -356,7 +356,7 @@ class AggregateCalls:
             tree = lowering.analysed(query)
         except psycopg.ProgrammingError as error:
             raise UnsupportedError(
-                f'aggregate function "{agg.name}" cannot be written down for evaluation',
+                f'aggregate function "{agg.name}" cannot be converted to SQL text',
                 detail=error.diag.message_primary,
                 position=lowering.position(node),
             ) from error

@@ -246,7 +246,7 @@ def _shape(lowering: Lowering, call: Call) -> list[_Shape]:
         return lowering.described(query)
     except psycopg.ProgrammingError as error:
         raise UnsupportedError(
-            "a function in FROM cannot be written down for evaluation",
+            "a function in FROM cannot be converted to SQL text",
             detail=error.diag.message_primary,
         ) from error
 

@@ -211,7 +211,7 @@ class _Cycle:
             tree = self._lowering.analysed(query)
         except psycopg.ProgrammingError as error:
             raise UnsupportedError(
-                "the CYCLE clause cannot be written down for evaluation",
+                "the CYCLE clause cannot be converted to SQL text",
                 detail=error.diag.message_primary,
             ) from error
         scope = Scope(lambda _, attno: columns[attno - 1].ref)

@@ -250,8 +250,7 @@ class Relations:
                     if not function.builtin:
                         raise UnsupportedError(
                             f'{what} over function "{function.name}" is not supported',
-                            detail="The function may have been another one when the"
-                            " values were stored.",
+                            detail="The function may have changed since the values were stored.",
                         )
         try:
             expr = lowering.lower(generation.tree, scope)

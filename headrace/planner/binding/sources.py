@@ -243,8 +243,8 @@ class Sources:
         allowed, name, kind, role, schema, secured = row
         if self._through and (secured or not allowed):
             raise UnsupportedError(
-                f"view {self._through[-1][1]} cannot be read: its owner may not read"
-                " what it reads any more"
+                f"view {self._through[-1][1]} cannot be read: its owner may no longer read its"
+                f" tables"
             )
         if not allowed:
             what = "view" if kind == "v" else "table"
@@ -267,8 +267,9 @@ class Sources:
         if secured:
             raise UnsupportedError(
                 f'row security of table "{name}" is not supported',
-                detail=f'It applies to role "{reader}".',
-                hint="Make the view as a role that it does not apply to, such as the table's owner.",
+                detail=f'A policy applies to role "{reader}".',
+                hint="Create the view as a role to which no policy applies, such as the table's"
+                " owner.",
             )
         self._need("open", role, oid)
         self.relations.add((oid, entry.flag("inh")))
@@ -309,7 +310,7 @@ class Sources:
         if result.owner is None:
             raise UnsupportedError(
                 f"view {name} cannot be read: the role that owned it was dropped",
-                hint=f"CALL headrace.set_owner('{name}', role) gives it to another.",
+                hint=f"CALL headrace.set_owner('{name}', role) gives it a new owner.",
             )
         key = (oid, result.owner, result.owner)
         if key in self._expanded:
@@ -336,7 +337,7 @@ class Sources:
             why = getattr(error, "message", None) or str(error).splitlines()[0]
             raise UnsupportedError(
                 f"view {name} cannot be read: {why}",
-                detail="Something that its query names was dropped.",
+                detail="An object in its query was dropped.",
                 hint=f"Run CALL headrace.alter_view('{name}', query) without it.",
             ) from error
         self.texts.append(bound.canonical_sql)
@@ -366,8 +367,7 @@ class Sources:
                 shown = "search_path" if name == FUNCTION_PATH else name
                 new = value if name == FUNCTION_PATH else f"'{value}'"
                 raise UnsupportedError(
-                    f"reading view {result.name} under another {shown}"
-                    " than its own is not supported",
+                    f"reading view {result.name} with a different {shown} is not supported",
                     hint=f"SET {shown} = {new}; then create the view again.",
                 )
 

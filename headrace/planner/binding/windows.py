@@ -410,7 +410,7 @@ class Windows:
             tree = lowering.analysed(query)
         except psycopg.ProgrammingError as error:
             raise UnsupportedError(
-                "a window function of the query cannot be written down for evaluation",
+                "a window function of the query cannot be converted to SQL text",
                 detail=error.diag.message_primary,
             ) from error
         scope = Scope(lambda _, attno: columns[attno - 1].ref)

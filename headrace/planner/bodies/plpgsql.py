@@ -82,7 +82,7 @@ class _Reader:
 
     def _unknown(self) -> NoReturn:
         shown = self._raw() or "end of text"
-        raise UnsupportedError(f'its body has a statement that is not looked into, at "{shown}"')
+        raise UnsupportedError(f'its body has an unsupported statement at "{shown}"')
 
     def _identifier(self) -> str:
         if self._at >= len(self._tokens) or self._tokens[self._at].kind not in ("word", "quoted"):

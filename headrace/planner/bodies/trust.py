@@ -353,14 +353,14 @@ class Trust:
             return
         shown = targets(part.tree)
         if len(shown) != len(part.targets):
-            raise UnsupportedError("its body has rows of another form")
+            raise UnsupportedError("its body returns rows of another type")
         for expr, target in zip(shown, part.targets, strict=True):
             self._require_assignable(expr, target, part.loop)
 
     def _require_stable(self, tree: Node) -> None:
         for node in tree.walk():
             if node.kind not in _KNOWN and node.kind != "RTEPERMISSIONINFO":
-                raise UnsupportedError("its body has a construct that is not looked into")
+                raise UnsupportedError("its body has an unsupported construct")
             if _writes(node):
                 raise UnsupportedError("its body changes or locks rows")
             if node.kind == "RANGETBLENTRY":
@@ -380,7 +380,7 @@ class Trust:
             row: Any = self._conn.execute(_TABLE, (entry.number("relid"),)).fetchone()
             raise UnsupportedError(f"it reads {row[0]}, whose changes the view would not see")
         if entry.number("rtekind") == 4 or entry.node("tablesample"):
-            raise UnsupportedError("its body has a construct that is not looked into")
+            raise UnsupportedError("its body has an unsupported construct")
 
     def _require_fixed_call(self, node: Node) -> None:
         function = self._catalog.functions[node.number("funcid")]
@@ -403,7 +403,9 @@ class Trust:
             if self._catalog.functions.aggregate_volatility(oid) == "v":
                 reason = f'volatile function "{function.name}" is not supported'
         if reason is not None:
-            raise UnsupportedError(function.doubt or f"it calls a function in doubt: {reason}")
+            raise UnsupportedError(
+                function.doubt or f"it calls a function that may be volatile: {reason}"
+            )
 
     # -- types
 
@@ -456,7 +458,7 @@ class Trust:
             good = self._catalog.provenance.plain(oid)
         if not good:
             self._sound.discard(oid)
-            raise UnsupportedError(f"values of type {kind.name} run code of a user")
+            raise UnsupportedError(f"values of type {kind.name} run user-defined code")
         try:
             if kind.kind == "d":
                 for (text,) in self._conn.execute(_CHECKS, (oid,)).fetchall():

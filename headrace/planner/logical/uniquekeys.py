@@ -156,7 +156,7 @@ def given(node: nodes.Node, names: Sequence[str], key: Sequence[str]) -> str:
     columns = node.columns
     mine = frozenset(c.id for c, n in zip(columns, names, strict=True) if n in key)
     if not key:
-        return "key: none, as was asked for"
+        return "key: none, as requested"
     text = f"key: ({', '.join(key)})"
     if not any(known <= mine for known in unique(node)):
         return f"{text}, checked at each write"

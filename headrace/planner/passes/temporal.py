@@ -56,8 +56,8 @@ _DETAIL: Final = (
     " as in: ts > now() - interval '1 hour', now() BETWEEN a AND b, now() - ts < interval '1 day'."
 )
 _SHOWN: Final = (
-    "What changes at every moment cannot be kept: show the row's time, and compare it with the clock"
-    " when the view is read."
+    "A value that changes continuously cannot be stored. Select the row's timestamp, and compare"
+    " it with the clock when the view is read."
 )
 _WORDS: Final = (
     r"\bnow\s*\(|\btransaction_timestamp\s*\(|\bcurrent_(date|timestamp)\b"
@@ -119,7 +119,7 @@ class _Extraction:
     def node(self, node: lg.Node) -> lg.Node:
         """Take the clock out of ``node`` and all nodes below."""
         if isinstance(node, lg.RecursiveNode) and _anywhere(node.step):
-            self._refuse("now() and its kin inside WITH RECURSIVE")
+            self._refuse("now() and related functions inside WITH RECURSIVE")
         below = tuple(self.node(child) for child in lg.children(node))
         node = lg.with_children(node, below)
         if not any(map(reads_clock, _expressions(node))):

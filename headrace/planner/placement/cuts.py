@@ -110,7 +110,7 @@ def _check_part(
     if not part.sources:
         raise UnsupportedError(
             f'part "{top}" of the plan cannot be on another worker: no table is below it',
-            hint="Place what reads it.",
+            hint="Place the collections that read it.",
         )
     for node in part.nodes[:-1]:
         there = said.get(node.id, worker)
@@ -118,7 +118,7 @@ def _check_part(
         if there != worker and not pinned:
             raise UnsupportedError(
                 f'part "{top}" on worker "{worker}" cannot read part "{node.id}" on "{there}"',
-                detail=f'A worker has rows of tables from "{main}", and of no other part.',
+                detail=f'A worker receives rows only from "{main}", and from no other part.',
                 hint=f'Place "{node.id}" on "{worker}" as well, or "{top}" on "{main}".',
             )
 

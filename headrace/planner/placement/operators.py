@@ -68,7 +68,7 @@ class Operators:
             sends = self._sends(node.id, received, bool(below), costs)
             found[node.id] = PlanOperator(node.id, below, slots, sends, expanded.pins.get(node.id))
         if unread := [n for n in found if n != expanded.plan.sink.id and not self._read(n)]:
-            raise BugError(f'nobody reads operator "{unread[0]}"')
+            raise BugError(f'operator "{unread[0]}" has no reader')
         self.by_name = found
         """All operators, in the order of the plan."""
 

@@ -82,7 +82,7 @@ class Topology:
             raise DuplicateError("two nodes of a topology have one name")
         for node in self.nodes:
             if node.capacity < 0 or node.taken < 0:
-                raise UserError(f'worker "{node.name}" cannot have less than no slots')
+                raise UserError(f'worker "{node.name}" cannot have a negative number of slots')
         ends = {(link.child, link.parent) for link in self.links}
         if len(ends) < len(self.links):
             raise DuplicateError("two links of a topology join the same nodes")
@@ -104,7 +104,7 @@ class Topology:
         except graphlib.CycleError as error:
             way = ", ".join(f'"{name}"' for name in error.args[1])
             raise UserError(
-                f"links of a topology lead in a circle: {way}",
+                f"links of a topology form a cycle: {way}",
                 hint="Links lead from the sources towards the sink, never back.",
             ) from error
 

@@ -120,7 +120,9 @@ def _value_function(lowering: Lowering, node: Node, scope: Scope) -> Expr:
         dbname = lowering.database
         return Const(dbname, t.NAME, -1, node.number("typcollation"))
     if name in _READER:
-        lowering.refuse(f'"{name}" is not supported because it depends on who reads the view', node)
+        lowering.refuse(
+            f'"{name}" is not supported because it depends on the role that reads the view', node
+        )
     return lowering.refuse(f'"{name}" depends on time or session and is not supported', node)
 
 

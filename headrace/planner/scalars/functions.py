@@ -109,9 +109,9 @@ def refusal(function: Function) -> str | None:
     if function.name in _STABLE or _STABLE_COMPARISON.fullmatch(function.name):
         return None
     if _READER.fullmatch(function.name):
-        return f"{label} is not supported because it depends on who reads the view"
+        return f"{label} is not supported because it depends on the role that reads the view"
     if _CATALOGS.fullmatch(function.name):
-        return f"{label} is not supported because it reads the catalogs of the moment"
+        return f"{label} is not supported because it reads the system catalogs"
     return f"{label} is not supported because its result depends on time or session"
 
 

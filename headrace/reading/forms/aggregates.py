@@ -56,7 +56,7 @@ def _count_if(node: exp.CountIf, form: Form) -> exp.Expr:
     """Translate COUNT_IF to COUNT of a CASE; both are zero for no rows."""
     inner = node.this
     if isinstance(inner, exp.Distinct):
-        form.refuse(node, "DISTINCT has no equal here")
+        form.refuse(node, "DISTINCT has no equivalent here")
     form.need(inner, (ValueKind.BOOL,))
     one = exp.Literal.number(1)
     return exp.Count(this=exp.Case(ifs=[exp.If(this=inner, true=one)]))
@@ -78,8 +78,7 @@ def _mean(node: exp.Avg, form: Form) -> exp.Expr:
         return exp.Avg(this=exp.Cast(this=inner, to=double))
     raise form.refusal(
         node,
-        f"a mean of {'an unknown type' if kind is None else f'type {kind}'} has other digits"
-        " in Postgres",
+        f"a mean of {'an unknown type' if kind is None else f'type {kind}'} has different digits in Postgres",
         CAST_HINT if kind is None else "Cast its argument to a double, if that is meant.",
     )
 

@@ -47,7 +47,7 @@ def _cast(node: exp.Cast, form: Form) -> exp.Expr:
         return _to_time(node, form, aim)
     if aim is ValueKind.BOOL and kind is ValueKind.BOOL:
         return node
-    raise form.refusal(node, f"a cast to type {wanted.sql(form.dialect)} has no equal")
+    raise form.refusal(node, f"a cast to type {wanted.sql(form.dialect)} has no equivalent")
 
 
 def _number_text(node: exp.Expr) -> bool:
@@ -92,7 +92,7 @@ def _to_text(node: exp.Cast, form: Form) -> exp.Expr:
     if length and (form.dialect not in _CUTS_TEXT or form.kind(node.this) is not ValueKind.TEXT):
         form.refuse(node, "a text that is too long is not cut there as in Postgres")
     if name in ("CHAR", "NCHAR") and form.dialect != "mysql":
-        form.refuse(node, "texts of a fixed length are padded by rules of their own")
+        form.refuse(node, "texts of a fixed length are padded by other rules")
     if not length and name != "TEXT" and form.dialect in ("oracle", "tsql"):
         form.refuse(
             node,
@@ -112,7 +112,7 @@ def _to_time(node: exp.Cast, form: Form, aim: ValueKind) -> exp.Expr:
         if not ISO.fullmatch(inner.this):
             form.refuse(
                 node,
-                f"the text '{inner.this}' is read by rules of its own",
+                f"the text '{inner.this}' is parsed by other rules",
                 "Write it as year-month-day.",
             )
     else:

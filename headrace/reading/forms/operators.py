@@ -95,11 +95,11 @@ def _divide(node: exp.Div, form: Form) -> exp.Expr:
     kinds = {form.kind(left), form.kind(right)} - {ValueKind.NULL}
     integers = kinds <= INTEGERS
     if not (integers or kinds <= INTEGERS | {ValueKind.FLOAT}):
-        form.refuse(node, "the digits of a quotient of type numeric are others in Postgres")
+        form.refuse(node, "a quotient of type numeric has different digits in Postgres")
     if integers and form.dialect not in _INTEGER_QUOTIENT | _FLOAT_QUOTIENT:
         form.refuse(
             node,
-            "the quotient of two integers has other digits in Postgres",
+            "the quotient of two integers has different digits in Postgres",
             "Cast one of them to a double, if that is meant.",
         )
     divisor = _divisor(node, form)
@@ -119,7 +119,7 @@ def _divisor(node: exp.Binary, form: Form) -> exp.Expr:
         return divisor  # Zero is an error for integers; doubles give infinity.
     raise form.refusal(
         node,
-        "for a divisor of zero it has another answer than in Postgres",
+        "division by zero has another result in Postgres",
         "NULLIF(…, 0) around the divisor, or a literal divisor, is translated.",
     )
 
@@ -155,7 +155,7 @@ def _compared(node: exp.Expr, form: Form) -> exp.Expr:
         ):
             form.refuse(
                 node,
-                f"the text '{side.this}' is read as a time by rules of its own",
+                f"the text '{side.this}' is parsed as a time by other rules",
                 "Cast it to the type that is meant, and write it as year-month-day.",
             )
     return node

@@ -14,7 +14,7 @@ from headrace.reading.trees import Unsaid, nearest
 
 ANY: Final = frozenset(DIALECTS)
 OWN: Final = "Write it in SQL of Postgres; a function of this database is written with its schema."
-CAST_HINT: Final = "A CAST around the argument says its type."
+CAST_HINT: Final = "Add a CAST around the argument to give its type."
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +101,7 @@ def only(node: exp.Expr, form: Form, *names: str) -> None:
     """Refuse arguments other than ``names``."""
     for name, value in node.args.items():
         if name not in names and value not in (None, False, []):
-            form.refuse(node, f'its argument "{name.rstrip("_")}" has no equal')
+            form.refuse(node, f'its argument "{name.rstrip("_")}" has no equivalent')
 
 
 def unsigned(node: exp.Expr | None) -> int | None:

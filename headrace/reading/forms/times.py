@@ -62,13 +62,13 @@ def _shifted(node: exp.Expr, form: Form, unit: str, amount: int | None, *, back:
     if amount is None:
         form.refuse(node, "it is the same only for a literal integer of units")
     if unit not in _DAY_UNITS | _TIME_UNITS:
-        form.refuse(node, f"unit {unit} is none that is the same in Postgres")
+        form.refuse(node, f"unit {unit} does not mean the same in Postgres")
     form.need(node.this, _TIMES)
     whole = kind is ValueKind.DATE and unit in _DAY_UNITS
     if kind is ValueKind.DATE and not (whole and form.dialect in _DATE_STAYS):
         form.refuse(
             node,
-            "of a date it has another type in Postgres",
+            "for a date its result has another type in Postgres",
             "Cast the date to a timestamp, if that is meant.",
         )
     sign = -1 if back else 1
@@ -87,11 +87,11 @@ def _truncated(node: exp.Expr, form: Form) -> exp.Expr:
     kind = form.kind(node.this)
     form.need(node.this, _TIMES)
     if unit not in _CALENDAR and not (kind is ValueKind.TIMESTAMP and unit in _TIME_UNITS):
-        form.refuse(node, f"unit {unit} is none that is the same in Postgres")
+        form.refuse(node, f"unit {unit} does not mean the same in Postgres")
     if kind is ValueKind.DATE and form.dialect not in _TRUNCATED_DATE:
         form.refuse(
             node,
-            "of a date it has another type in Postgres",
+            "for a date its result has another type in Postgres",
             "Cast the date to a timestamp, if that is meant.",
         )
     inner = cast(node.this, "timestamp") if kind is ValueKind.DATE else node.this
@@ -149,7 +149,7 @@ def _extract(node: exp.Extract, form: Form) -> exp.Expr:
     form.need(node.expression, _TIMES)
     timed = form.kind(node.expression) is ValueKind.TIMESTAMP and part in _TIME_PARTS
     if part not in _PARTS and not timed:
-        form.refuse(node, f"part {part} is none that is the same in Postgres")
+        form.refuse(node, f"part {part} does not mean the same in Postgres")
     return exp.Extract(this=exp.var(part), expression=node.expression)
 
 

@@ -361,7 +361,7 @@ class World:
         try:
             stored = database.views()
             assert stored & ids, "views have state, under the names looked for here"
-            assert positions.holds(database) == {}
+            assert positions.pins(database) == {}
             marks = positions.views(database).keys()
             assert {i for i in marks if i > 0} == ids
             feeds = [json.loads(v) for _, v in database.scan_meta(b"feeds/")]
