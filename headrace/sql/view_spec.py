@@ -204,7 +204,7 @@ class ViewSpec:
                 raise UserError(
                     f'option "{name}" must be at most {most}',
                     detail="Views are written together, so a higher limit for one delays the"
-                    " rest. The maximum is {bounds.OPTION_FACTOR_MAX} times the setting.",
+                    f" rest. The maximum is {bounds.OPTION_FACTOR_MAX} times the setting.",
                     hint="Raise the setting of that name.",
                 )
         if self.raises_time(settings) and not self.commit_group:
