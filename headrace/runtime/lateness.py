@@ -60,12 +60,12 @@ class Lateness:
     ) -> None:
         """Check a batch processed for ``views``, which waited for each other.
 
-        By default, these are all views that are not in the side lane.
+        By default, these are all views that are not lagging.
         """
         if took_s < LATE_S:
             return
         if views is None:
-            aside = {view.id for view in self._state.aside}
+            aside = {view.id for view in self._state.lagging_views}
             views = [view for view in self._state.views.values() if view.id not in aside]
         slow = []
         for unit_id in outcome.touched:

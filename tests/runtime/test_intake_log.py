@@ -147,7 +147,7 @@ def test_with_source_it_does(source, database, start):
     change(source, random.Random(3), 30)
     equal(running, source, "b", "c")
     stays(running, source, at + 100_000)
-    assert not running.book.retained.exists
+    assert not running.book.retained.trusted
     resume(running, ids["a"])
     equal(running, source, "a", "b", "c")
 
