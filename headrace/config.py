@@ -189,7 +189,7 @@ class Settings:
     queue_memory_bytes: int = 0
     """Bytes of queues that are kept in memory; beyond it durable blocks are evicted, and read from
     disk again when they are needed; 0: a quarter of ``memory_bytes``."""
-    wal_retention: str = "source"
+    wal_retention: str = "local"
     """Where changes that a paused or blocked view has not read are kept: ``source``, as WAL on the
     server's disk; ``local``, in a queue in the data dir (up to half of ``queue_bytes_max``)."""
     queue_block_bytes: int = 131_072

@@ -27,7 +27,7 @@ class Commits:
     passed: int = field(default=0, init=False)
     """Last txid whose answer was handled since the stream began, or the one it began after."""
     written_s: float = field(default=0.0, init=False)
-    """Total seconds of writing, without the side lane's."""
+    """Total seconds of writing, without those of lagging views."""
     writes: dict[str, float] = field(default_factory=dict, init=False)
     """Seconds of writing by commit group, since the reader last cleared them."""
 
@@ -57,7 +57,7 @@ class Commits:
         self._lateness.wrote(answer)
 
     def beside(self, answer: Answer) -> None:
-        """Handle an answer of the side lane, which moves no position."""
+        """Handle an answer for lagging views, which moves no position."""
         self.taking = True
         try:
             self._move(answer)

@@ -109,14 +109,14 @@ class Durability:
     def _left_out(self) -> set[int]:
         """Return the units that a checkpoint would leave out now.
 
-        These are units at work in the side lane, units on a lost worker, and their readers.  Views
+        These are units at work that lag, units on a lost worker, and their readers.  Views
         with a part that is behind them also count: a reader is never durable beyond its feeds.
         """
         state = self._state
-        if not (state.side.working or state.hosts):
+        if not (state.lagging.working or state.hosts):
             return set()
         away = state.index.elsewhere
-        out = set(state.side.working) | {u.id for u in away if not u.reachable}
+        out = set(state.lagging.working) | {u.id for u in away if not u.reachable}
         for unit_id in list(out):
             shared = state.subplans.get(unit_id)
             if shared is not None:
@@ -137,7 +137,7 @@ class Durability:
             state.checkpoints.pending > 0 and state.db.checkpoint_due
         )
         crowded = self.urgency.crowded
-        owed = state.side.left_out and not state.side.working
+        owed = state.lagging.left_out and not state.lagging.working
         return state.checkpoints.due(ahead=ahead, large=large, crowded=crowded, owed=owed)
 
     def begin(self) -> None:
@@ -146,7 +146,7 @@ class Durability:
         state = self._state
         left_out = self._left_out()
         units = [unit for unit in state.index.undurable if unit.id not in left_out]
-        state.side.left_out = bool(state.side.working)
+        state.lagging.left_out = bool(state.lagging.working)
         for host in state.hosts.values():
             host.large = False
         meta: positions.Meta = {}

@@ -21,9 +21,8 @@ from __future__ import annotations
 import math
 import threading
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from concurrent.futures import Future
-from functools import partial
 from typing import Any, Final
 
 import psycopg
@@ -36,6 +35,7 @@ from headrace.forwarder.batcher import Batch
 from headrace.network.messages import Work
 from headrace.postgres import failures
 from headrace.runtime.attaching import Attaching
+from headrace.runtime.catching_up import CatchingUp
 from headrace.runtime.change_capture import ChangeCapture
 from headrace.runtime.checkpoints import Checkpoints
 from headrace.runtime.commits import Commits
@@ -43,7 +43,6 @@ from headrace.runtime.coverage import Coverage
 from headrace.runtime.durability import Durability
 from headrace.runtime.engine_state import EngineState
 from headrace.runtime.intake import Intake
-from headrace.runtime.lagging_groups import LaggingGroups
 from headrace.runtime.lateness import Lateness
 from headrace.runtime.leaving import Leaving
 from headrace.runtime.lifecycle import Lifecycle
@@ -58,7 +57,6 @@ from headrace.runtime.retries import Retries
 from headrace.runtime.sharing import Sharing
 from headrace.runtime.state_reuse import StateReuse
 from headrace.runtime.ticker import Ticker
-from headrace.runtime.views import Unit
 from headrace.runtime.waits import PositionWaits
 from headrace.runtime.watch import Watch
 from headrace.runtime.watermark import Watermark
@@ -124,23 +122,25 @@ class Engine:
         loading = Loading(
             state, self.durability, self.watch, self.sharing, self.leaving, self.hosts
         )
-        self._healing: Final = Retries(state, self.leaving, rewind_soon)
         self._commits: Final = Commits(state, self.leaving, self.waits, self.taps, self._lateness)
         self._intake: Final = Intake(
             state, self.watch, self.leaving, self._commits, self.hosts, drain
         )
-        self._returning: Final = Reconnects(
-            state, loading, self.leaving, rewind_soon, self.hosts.lose
-        )
-        self._lane: Final = LaggingGroups(
+        self._catching_up: Final = CatchingUp(
             state,
             self._intake,
             self._commits,
             self.taps,
             self._lateness,
-            self._intake.beside(self._altered),
+            self.watch,
+            self._on_engine,
+            self._sink.admit,
+            rewind_soon,
             self._poke,
         )
+        go_on = self._catching_up.go_on
+        self._healing: Final = Retries(state, self.leaving, go_on, rewind_soon)
+        self._returning: Final = Reconnects(state, loading, self.leaving, go_on, self.hosts.lose)
         self._capacity: Final = OverloadDetector(state)
         self._ahead: Final = ReadAhead(state, self._intake.record)
         self._ticker: Final = Ticker(state, self._intake.pass_time)
@@ -149,7 +149,7 @@ class Engine:
         )
         self.attaching: Final = Attaching(state, self.durability, self.sharing, drain)
         self.lifecycle: Final = Lifecycle(
-            state, loading, self.leaving, self.waits, self.taps, self._ticker.force, rewind_soon
+            state, loading, self.leaving, self.waits, self.taps, self._ticker.force, go_on
         )
         self.moving: Final = Moving(state, loading, self.lifecycle, self.durability)
         self.keeping: Final = StateReuse(state, self.lifecycle, self.durability)
@@ -180,7 +180,7 @@ class Engine:
 
     def doing(self) -> str | None:
         """Return a description of what commands wait for now; callable from any thread."""
-        busy = self._intake.at_work() or self._lane.at_work()
+        busy = self._intake.at_work() or self._catching_up.at_work()
         if busy is None:
             away = self.hosts.at_work()
             if away is not None:
@@ -194,7 +194,7 @@ class Engine:
 
     def works(self) -> list[Work]:
         """Return what units are working on, here and on other workers; callable from any thread."""
-        return [*self._intake.works(), *self._lane.works(), *self.hosts.works()]
+        return [*self._intake.works(), *self._catching_up.works(), *self.hosts.works()]
 
     @property
     def writes(self) -> tuple[int, int, float] | None:
@@ -259,29 +259,29 @@ class Engine:
         stream = state.stream
         assert stream is not None, "after a rewind"
         self._commits.take()
-        self._lane.take()
+        self._catching_up.take()
         self._commands()
         # Also in a cycle that only moved the position, or let a view go on.
         self.waits.caught_up()
         self.taps.check()
         self._capacity.look(self._commits.written_s)
         self._lateness.look()
-        if not self._lane.working:
+        if not self._catching_up.working:
             self.look_at_catalog()
             self._healing.enforce_budget()
             self._healing.retry()
             self.hosts.look()
             self._returning.look()
             self.sharing.join_ready()
-        if self._lane.dissolve():
+        if self._catching_up.dissolve():
             self.rewind_soon()
         if state.stopping or state.stream is not stream:
             return  # a command or a retried view has asked for a rewind
         self.durability.end()
-        self._lane.look()
-        self._lane.step()
-        due = min(self.durability.step(stream), self._ticker.due, self._lane.due)
-        if not self._lane.working:
+        self._catching_up.look()
+        self._catching_up.step()
+        due = min(self.durability.step(stream), self._ticker.due, self._catching_up.due)
+        if not self._catching_up.working:
             due = min(due, self._healing.retry_at(), self._returning.due, self.watch.due)
             due = min(due, self.hosts.due)
             worked_s, self._worked_s = self._worked_s, 0.0
@@ -289,12 +289,12 @@ class Engine:
                 due = min(due, clock.monotonic() + _REGULATE_S)
         self._ahead.step(stream)
         wait = max(due - clock.monotonic(), 0.0)
-        full = not state.pipeline.room or not state.side.roomy
+        full, meeting_s = not state.pipeline.room, self._catching_up.meeting_s()
         crowded = state.db.crowded or any(host.crowded for host in state.hosts.values())
         held = state.checkpoints.lagging or crowded
-        if full or held:
+        if full or held or meeting_s:
             began = clock.monotonic()
-            self._commits.take(wait)
+            self._commits.take(min(wait, meeting_s) if meeting_s else wait)
             if held:
                 self._capacity.count_stall(clock.monotonic() - began)
             return
@@ -324,14 +324,14 @@ class Engine:
             batch.close()
         self._capacity.worked(outcome, self._worked_s)
         self._lateness.processed(outcome, self._worked_s)
-        self._lane.classify(outcome, self._worked_s)
+        self._catching_up.classify(outcome, self._worked_s)
 
     def look_at_catalog(self) -> None:
         """Check what views rely on, if that is due; called between batches and before each one.
 
         A table may have left the publication before the last rows of the batch were committed.
         """
-        if not self._lane.working:
+        if not self._catching_up.working:
             self.watch.poll(self.leaving.fail, self._partitions.follow)
 
     def _commands(self) -> None:
@@ -340,11 +340,9 @@ class Engine:
             self.drain()
             self._inbox.popleft()()
 
-    def _altered(self, units: Sequence[Unit]) -> dict[int, HeadraceError]:
-        """Run ``Watch.altered`` on the engine's thread; called by the side lane's thread."""
-        asked = self.submit(partial(self.watch.altered, units), quiet=False)
-        found: dict[int, HeadraceError] = asked.result()
-        return found
+    def _on_engine(self, work: Callable[[], Any]) -> Any:
+        """Return what ``work`` returns on the engine's thread; for other threads."""
+        return self.submit(work, quiet=False).result()
 
     def _be_urgent(self) -> None:
         while self._urgent:
@@ -358,10 +356,10 @@ class Engine:
         Raises:
             TransientError: a commit failed.
         """
-        while not self._commits.taking and (self.state.pipeline.busy or self._lane.busy):
+        while not self._commits.taking and (self.state.pipeline.busy or self._catching_up.busy):
             self._be_urgent()
             self._commits.take(_DRAIN_S)
-            self._lane.take()
+            self._catching_up.take()
 
     def rewind_soon(self) -> None:
         """End the stream; the loop opens the next one where the views need it.
@@ -395,7 +393,7 @@ class Engine:
         state.pipeline.rewind(start.txid + 1, state.next_txid - 1, attempts)
         self._commits.passed = start.txid
         self._capacity.rewind()
-        self._lane.rewind(start.txid)
+        self._catching_up.rewind(start.txid)
         self._sink.start(state.owner)
         state.owner.announce()
         state.error = None
@@ -417,7 +415,7 @@ class Engine:
         """Abort what is in flight and close the connections, from any state."""
         state = self.state
         self._sink.leave()
-        self._lane.abort(self._be_urgent)
+        self._catching_up.abort(self._be_urgent)
         owner, state.connections = state.connections, None
         state.pipeline.abort(owner.interrupt if owner is not None else _nothing)
         if owner is not None:
@@ -459,7 +457,7 @@ class Engine:
         self._let_go()
         state.pipeline.close()
         self._sink.close()
-        self._lane.close()
+        self._catching_up.close()
         state.checkpoints.close()
         self.hosts.close()
         self._intake.close()

@@ -33,7 +33,7 @@ from headrace.runtime.crash_attribution import CrashAttribution
 from headrace.runtime.event_log import EventLog
 from headrace.runtime.gauges import Gauges
 from headrace.runtime.intake_log import IntakeLog
-from headrace.runtime.lagging_queue import LaggingQueue
+from headrace.runtime.lagging import Lagging
 from headrace.runtime.lsn_pins import LsnPins
 from headrace.runtime.ownership import Owner
 from headrace.runtime.pipeline import Pipeline
@@ -87,8 +87,7 @@ class EngineState:
         self.stopping = False
         """Whether the engine is to end."""
         self.pipeline: Final = Pipeline(settings.max_inflight_batches, settings.memory.changes)
-        self.side: Final = LaggingQueue(settings.queue_bytes_max)
-        """Batches queued for the views in the side lane."""
+        self.lagging: Final = Lagging()
         self.checkpoints: Final = checkpoints
         self.suspects: Final = CrashAttribution(settings.run_dir)
         self.evaluators: Final = Pool(settings.eval_connections_max, turns_dir(settings))
@@ -99,7 +98,7 @@ class EngineState:
         self.storage: Storage | None = None
         """The queues, while the engine runs; see ``queues``."""
         self.retained: Final = IntakeLog(settings)
-        """Batches retained locally (``wal_retention = local``)."""
+        """The intake log."""
         self.connections: Owner | None = None
         """None while there are no connections; see ``owner``."""
         self.last_pid: int | None = None
@@ -169,6 +168,8 @@ class EngineState:
         Batches retained locally need not be kept at the source.
         """
         lsn = self.covered(at) if isinstance(at, StateMark) else at.lsn
+        if not self.retained.trusted:
+            return lsn
         if at.txid == self.retained.last and not self.retained.taking:
             return lsn
         return max(lsn, self.intake_log_lsn) if self.retained.covers(at.txid) else lsn
@@ -196,8 +197,21 @@ class EngineState:
 
     @property
     def lagging_views(self) -> list[View]:
-        """Live views in the side lane."""
-        return self.index.live_in(self.side.groups)
+        """Live views that lag."""
+        found = {view.id: view for view in self.index.live_in(self.lagging.groups)}
+        for view_id in self.lagging.views:
+            view = self.views.get(view_id)
+            if view is not None and view.live and view.store is not None:
+                found[view_id] = view
+        return list(found.values())
+
+    def can_lag(self, view: View, txid: int) -> bool:
+        """Return whether a view lacks batches up to ``txid``, and can read them from the log."""
+        units: list[Unit] = [view, *self.needed([view])]
+        if view.store is None or view.placed or any(unit.placed for unit in units):
+            return False
+        low = min(unit.processed for unit in units)
+        return low < txid and self.retained.reaches(low, txid)
 
     @property
     def parts(self) -> list[Shared]:

@@ -56,7 +56,7 @@ class Frames(ABC):
 
 
 class StreamFrames(Frames):
-    """Frames of a batch from the stream, decoded."""
+    """Frames of a batch of the stream or the log, decoded."""
 
     def __init__(
         self,
@@ -67,13 +67,15 @@ class StreamFrames(Frames):
         describer: Describer,
         instant: int = 0,
         types: Types | None = None,
+        *,
+        first: int | None = None,
     ) -> None:
         """Create frames of ``batch``; ``describer`` gets new table descriptions before their rows.
 
         Columns in ``types`` are parsed once, into values, and other columns are left out.  Without
-        ``types``, all columns come as text.
+        ``types``, all columns come as text.  ``first``: the first of several txids in it.
         """
-        super().__init__(txid, txid, attempt, instant, batch.oldest_us)
+        super().__init__(txid if first is None else first, txid, attempt, instant, batch.oldest_us)
         self._types = types
         self.pass_on: list[Callable[[list[TableDiffs] | None], None]] = []
         """Functions called with each chunk once, and with None at the end."""

@@ -15,11 +15,10 @@ import msgspec
 import pyarrow as pa
 
 from headrace import clock, events
-from headrace.runtime import lagging_queue
 from headrace.runtime.engine_state import EngineState
 from headrace.runtime.gauges import BUCKETS_MS, ViewGauge
 from headrace.runtime.shared import Shared
-from headrace.runtime.views import Unit
+from headrace.runtime.views import Unit, View
 from headrace.sql.nodes import MAIN
 from headrace.state.rocks import RocksStore
 from headrace.storage.manager import Storage
@@ -45,8 +44,7 @@ class QueueRow(msgspec.Struct, frozen=True):
     id: int
     """ID of the unit that sends the rows; 0: changes of the stream."""
     kind: str
-    """``subplan``, ``stream`` (batches retained locally), or ``lane`` (batches for the views in the
-    side lane)."""
+    """``subplan``, or ``stream`` (the intake log)."""
     reader: int
     """ID of the unit that reads it; 0: the readers of the stream."""
     nodes: tuple[str, ...]
@@ -97,9 +95,7 @@ def queues(state: EngineState) -> list[dict[str, Any]]:
         if shared.queue is not None:
             out += _of_subplan(state, shared, shared.queue, storage, table)
     if state.retained.queue is not None:
-        out.append(_of_stream(state, state.retained.queue, storage, table))
-    if state.side.queue is not None:
-        out.append(_of_lagging(state, state.side.queue, storage, table))
+        out += _of_stream(state, state.retained.queue, storage, table)
     return [msgspec.structs.asdict(row) for row in out]
 
 
@@ -128,41 +124,23 @@ def _of_subplan(
     return out
 
 
-def _of_stream(state: EngineState, queue: Queue, storage: Storage, table: Table) -> QueueRow:
+def _of_stream(state: EngineState, queue: Queue, storage: Storage, table: Table) -> list[QueueRow]:
+    """Return a row for the views that lead, and one for each position of views that lag."""
     held = queue.contents()
     reader = state.retained.READER
     tail, behind = held.behind.get(reader, (None, None))
-    return QueueRow(
-        0,
-        "stream",
-        0,
-        (),
-        None,
-        *_about(held, storage),
-        tail,
-        state.taken.txid,
-        behind,
-        *_standing(table, queue.name, reader),
-    )
-
-
-def _of_lagging(state: EngineState, queue: Queue, storage: Storage, table: Table) -> QueueRow:
-    held = queue.contents()
-    tail, behind = held.behind.get(lagging_queue.NAME, (None, None))
-    views = state.lagging_views
-    processed = min((view.processed for view in views), default=held.last_txid)
-    return QueueRow(
-        0,
-        "lane",
-        0,
-        (),
-        tuple(view.id for view in views),
-        *_about(held, storage),
-        tail,
-        processed,
-        behind,
-        *_standing(table, queue.name, lagging_queue.NAME),
-    )
+    about, standing = _about(held, storage), _standing(table, queue.name, reader)
+    leading = (0, "stream", 0, (), None, *about, tail, state.taken.txid, behind, *standing)
+    out = [QueueRow(*leading)]
+    lagging: dict[int, list[View]] = {}
+    for view in state.lagging_views:
+        lagging.setdefault(view.processed, []).append(view)
+    for at, views in sorted(lagging.items()):
+        ids = tuple(view.id for view in views)
+        tail = min(view.durable.txid for view in views)
+        rest = queue.bytes_after(tail) if state.retained.covers(tail) else None
+        out.append(QueueRow(0, "stream", 0, (), ids, *about, tail, at, rest, *standing))
+    return out
 
 
 def _about(held: Contents, storage: Storage) -> tuple[int, int, int, bool, int, int, int]:

@@ -6,7 +6,6 @@ A view that cannot process the batch stops at the one before; other views are no
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Final
 
 from headrace import clock
@@ -100,19 +99,13 @@ class Intake:
         late = self._late(txid)
         away = [*(view for view in behind if view.placed), *late]
         needed = [s for s in state.needed(behind) if s.id not in {part.id for part in late}]
-        side = state.side
-        aside = state.lagging_views
-        plans = [unit.own for unit in (*needed, *late, *behind, *state.needed(aside), *aside)]
+        plans = [unit.own for unit in (*needed, *late, *behind)]
         if plans != self._plans:  # rarely
             self._plans, self._types = plans, types_of(plans)
         frames = StreamFrames(
             batch, self._decoder, txid, attempt, self._watch, instant, self._types
         )
-        if side.groups:
-            frames.pass_on.append(partial(side.put, txid, attempt, batch.oldest_us))
         outcome = self._run(here, away, frames, needed)
-        if side.groups:
-            side.close(frames, batch.end_lsn, batch.transactions)
         faults.point(faults.COLLECTIONS_DONE)
         job = self.finished(
             outcome,
@@ -198,8 +191,8 @@ class Intake:
         return record
 
     def _behind(self, txid: int) -> list[View]:
-        """Return the views that take part in ``txid`` now; views in the side lane do so later."""
-        aside = self._state.side.groups
+        """Return the views that take part in ``txid`` now; those that lag do so later."""
+        lagging = self._state.lagging
         out = [
             view
             for view in self._state.views.values()
@@ -207,7 +200,7 @@ class Intake:
             if view.live
             and view.processed < txid
             and view.store is not None
-            and view.commit_group not in aside
+            and not lagging.has(view.id, view.commit_group)
         ]
         for view in out:
             if view.processed != txid - 1:

@@ -1,8 +1,13 @@
-"""The queue of batches retained locally until no view needs them (``wal_retention = local``).
+"""The intake log: the queue of all batches that some view still needs.
 
 One queue (``storage/``) holds every batch by its txid, as the raw messages from the stream, so that
 it can be decoded again.  There is one queue for all tables, because a replay needs whole batches,
-over all tables in commit order.  For the format see ``packing.py``.
+over all tables in commit order.  For the format see ``packing.py``.  A view that stands further back
+reads the log from its position on (``catching_up.py``); no other view notices.
+
+With ``wal_retention = local`` the source may discard what the log has, so the log outlives the
+process.  With ``source`` it is a cache: the source keeps the same changes, and a full log begins
+anew.
 
 * Invariant 1: batches follow each other without a gap, each whole.
 * Invariant 2: everything that is confirmed to the source was synced here before, with the
@@ -46,14 +51,16 @@ _PART_MAX: Final = 2
 
 
 class IntakeLog:
-    """The intake's queue of one engine; every method runs on its thread."""
+    """The intake's queue of one engine; its thread calls every method but ``read``."""
 
     READER: Final = "views"
     """The only successor; it stands for the view that is furthest behind."""
 
     def __init__(self, settings: Settings) -> None:
         self.local: Final = settings.wal_retention == "local"
-        """Whether batches should be retained locally."""
+        """Whether the source may discard what the log has."""
+        self.trusted = self.local
+        """Whether the source may have discarded what this log has."""
         self._bytes_max: Final = settings.queue_bytes_max // _PART_MAX
         self._storage: Storage | None = None
         self.queue: Queue | None = None
@@ -73,6 +80,15 @@ class IntakeLog:
     def taking(self) -> bool:
         """Whether batches are retained now, so that the source need not keep its WAL."""
         return self.local and self.queue is not None and self._full_at is None
+
+    def reaches(self, after: int, txid: int) -> bool:
+        """Return whether all batches after ``after`` are here, up to ``txid`` and later ones."""
+        return self.appending and self.covers(after) and self.last >= txid
+
+    @property
+    def appending(self) -> bool:
+        """Whether the next batch will be put, as far as is known."""
+        return self._full_at is None and (self.local or not self.trusted)
 
     @property
     def exists(self) -> bool:
@@ -117,9 +133,13 @@ class IntakeLog:
     @property
     def roomy(self) -> bool:
         """Whether it was full and it is time for another attempt."""
-        if self._full_at is None or clock.monotonic() < self._full_at + _RETRY_S:
+        if self._full_at is None or not self._tried_enough:
             return False
         return self.queue is None or self.queue.queued_bytes < self._bytes_max * 3 // 4
+
+    @property
+    def _tried_enough(self) -> bool:
+        return self._full_at is None or clock.monotonic() >= self._full_at + _RETRY_S
 
     def statistics(self) -> dict[str, int | bool]:
         """Return counters for the status; callable from any thread."""
@@ -136,6 +156,7 @@ class IntakeLog:
         """Take over the batches of an earlier run, as far as they are whole."""
         self._storage, self.queue = storage, None
         self._readable, self._full_at = 0, None
+        self.trusted = self.local
         mark = positions.get_intake_mark(db) or IntakeMark(secrets.randbits(32), 0, 0, 0, 0)
         self._mark = mark
         name = f"{_PREFIX}{mark.number}" if mark.lsn else None
@@ -144,6 +165,7 @@ class IntakeLog:
                 storage.drop(queue.name)
         if name is None:
             return
+        self.trusted = True
         found = storage.get(name)
         if found is None and not mark.front:
             found = storage.make(name)
@@ -171,7 +193,7 @@ class IntakeLog:
         damaged, last = self.damaged, self._mark.txid
         with contextlib.suppress(TransientError):
             while last < queue.last_txid:
-                self._read(last + 1)
+                self.read(last + 1)
                 last += 1
         self._readable, self.damaged = 0, damaged  # no checkpoint relies on these batches
         queue.begin_after(last)
@@ -204,6 +226,7 @@ class IntakeLog:
     def lose(self, db: RocksDatabase) -> None:
         """Drop the queue, which is of no use any more; do nothing if there is none."""
         if not self._mark.lsn:
+            self._end_cache()
             return
         assert self._storage is not None, "it was opened"
         # The number stays: no other queue may be taken for this one.
@@ -212,12 +235,13 @@ class IntakeLog:
         positions.put_intake_mark(meta, self._mark)
         db.put_meta(meta, sync=True)
         self._storage.drop(f"{_PREFIX}{self._mark.number}")
+        self.trusted = self.local
 
     def keep_after(self, db: RocksDatabase, txid: int) -> None:
         """Drop the batches up to ``txid``, which every view has durably."""
         if self.queue is None:
             return
-        if not self.local and txid >= self.queue.last_txid:
+        if self.trusted and not self.local and txid >= self.queue.last_txid:
             self.lose(db)
             return
         self.queue.keep_after(self.READER, txid)
@@ -225,7 +249,7 @@ class IntakeLog:
     def note(self, meta: Meta) -> None:
         """Add to a checkpoint how far the queue must reach."""
         queue = self.queue
-        if queue is not None:
+        if queue is not None and self.trusted:
             self._mark = IntakeMark(
                 self._mark.number, queue.front, queue.last_txid, self._lsn, self._mark.begin
             )
@@ -243,12 +267,14 @@ class IntakeLog:
 
         If there is no room, the source keeps its WAL from this batch on.
         """
-        queue = self.queue
-        if queue is None or not self.taking or record.txid <= queue.last_txid:
-            return queue is not None and record.txid <= queue.last_txid
+        described = self._descriptions.relied_on(batch)
+        queue = self.queue if self.local or self.trusted else self._cache(record)
+        if queue is None or record.txid <= queue.last_txid:
+            return queue is not None
+        if not self.appending:
+            return False
         if record.txid != queue.last_txid + 1:
             raise BugError(f"batch {record.txid} cannot be kept: the last is {queue.last_txid}")
-        described = self._descriptions.relied_on(batch)
         number, oldest = self._mark.number, batch.oldest_us
         try:
             with queue.together():
@@ -261,13 +287,43 @@ class IntakeLog:
                 queue.put(Header(Kind.TIME_END, record.txid, number, 0, oldest))
         except (NoRoom, OSError) as error:
             self._fill(record.txid, str(error))
+            if not self.trusted:
+                self._end_cache()
             return False
         self._lsn = max(self._lsn, record.end_lsn)
         return True
 
     def _fill(self, txid: int, reason: str) -> None:
         self._full_at = clock.monotonic()
-        _log.warning("the source keeps its WAL again", from_txid=txid, reason=reason)
+        if self.local:
+            _log.warning("the source keeps its WAL again", from_txid=txid, reason=reason)
+        else:
+            _log.info("the intake log begins anew", from_txid=txid, reason=reason)
+
+    def _cache(self, record: BatchRecord) -> Queue | None:
+        """Return the log that may be lost, which begins with ``record`` if there is none."""
+        storage = self._storage
+        if self.queue is not None or storage is None or not self._tried_enough:
+            return self.queue
+        self._full_at = None
+        mark = self._mark
+        # Another number than before, because readers may hold batches of the last log.
+        self._mark = IntakeMark((mark.number + 1) % _NUMBERS, 0, 0, 0, record.start_lsn)
+        try:
+            queue = storage.make(f"{_PREFIX}{self._mark.number}")
+        except (NoRoom, OSError) as error:
+            self._fill(record.txid, str(error))
+            return None
+        queue.begin_after(record.txid - 1)
+        queue.open(self.READER, record.txid - 1)
+        self._lsn, self._readable, self.queue = record.start_lsn, 0, queue
+        return queue
+
+    def _end_cache(self) -> None:
+        """Drop the log, which the source has as well."""
+        queue, self.queue = self.queue, None
+        if queue is not None and self._storage is not None:
+            self._storage.drop(queue.name)
 
     # --- reading
 
@@ -285,13 +341,30 @@ class IntakeLog:
     def _batches(self, after: int) -> Iterator[Batch]:
         told: dict[bytes, bytes] = {}
         for txid in itertools.count(after + 1):
-            yield packing.unpack(txid, self._read(txid), told)
+            yield packing.unpack(txid, self.read(txid), told)
 
     def _record(self, txid: int) -> BatchRecord:
-        return packing.record(txid, self._read(txid))
+        return packing.record(txid, self.read(txid))
 
-    def _read(self, txid: int) -> list[Frame]:
-        """Return the frames of a batch.
+    def last_within(self, after: int, last: int, bytes_max: int) -> int:
+        """Return the last txid of those after ``after`` that have ``bytes_max`` bytes together.
+
+        At least one, and none after ``last``.
+        """
+        queue = self.queue
+        assert queue is not None, "covers(after)"
+        left = queue.bytes_after(after) - bytes_max
+        low, high = after + 1, last
+        while low < high:
+            middle = (low + high + 1) // 2
+            if queue.bytes_after(middle) >= left:
+                low = middle
+            else:
+                high = middle - 1
+        return low
+
+    def read(self, txid: int) -> list[Frame]:
+        """Return the frames of a batch; callable from any thread.
 
         Raises:
             TransientError: they are damaged; ``covers`` is false from now on.

@@ -78,7 +78,7 @@ class CommitJob:
     oldest_us: int = 0
     """Commit time of its first transaction, in the unit of ``commit_time_us``; 0: unknown."""
     began_s: float = 0.0
-    """When it was taken, on the monotonic clock; 0: in the side lane."""
+    """When it was taken, on the monotonic clock; 0: for lagging views."""
     done_s: float = 0.0
     """When its result was computed, on the monotonic clock."""
 

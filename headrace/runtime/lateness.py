@@ -60,7 +60,7 @@ class Lateness:
     ) -> None:
         """Check a batch processed for ``views``, which waited for each other.
 
-        By default, these are all views that are not in the side lane.
+        By default, these are all views that are not lagging.
         """
         if took_s < LATE_S:
             return

@@ -36,7 +36,7 @@ class Lifecycle:
     _taps: ChangeCapture
     _tick: Callable[[], None]
     """Makes a batch come soon, even if nothing changes."""
-    _rewind_soon: Callable[[], None]
+    _catch_up: Callable[[View], None]
 
     def release(self, job: str) -> None:
         """End a job's hold and resume the views suspended for it; do nothing if there is none."""
@@ -61,7 +61,7 @@ class Lifecycle:
             # ``load`` reads it over the next connection.
             _log.info("view not read again yet", view=view.id, reason=str(error))
         view.story.add("goes on")
-        self._rewind_soon()
+        self._catch_up(view)
 
     def keep_pins(self, jobs: set[str]) -> None:
         """Release the holds and taps of all jobs that are not in ``jobs``."""
@@ -79,7 +79,7 @@ class Lifecycle:
         target = max(state.position.txid, view.mark.txid)
         future = self._waits.adopted(view_id, target)
         if view.live and view.mark.txid < target:
-            self._rewind_soon()
+            self._catch_up(view)
         self._waits.caught_up()
         return future
 
@@ -116,7 +116,7 @@ class Lifecycle:
         self._waits.caught_up()
 
     def resume(self, view_id: int) -> None:
-        """Let a paused view go on from its state, by a rewind; do nothing if it is not paused.
+        """Let a paused view go on from its state; do nothing if it is not paused.
 
         Raises:
             UserError: 55000, the view has stopped meanwhile.
@@ -128,7 +128,7 @@ class Lifecycle:
         view.turn(Status.RUNNING)
         view.story.add("resumed")
         _log.info("view resumed", view=view.id)
-        self._rewind_soon()
+        self._catch_up(view)
 
     def look_again(self, view_id: int) -> None:
         """Read a view's options from the catalog again: history and ``latency_ms``."""

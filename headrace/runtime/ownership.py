@@ -65,7 +65,7 @@ class Owner(SinkLink):
         self._beside: SinkLink | None = None
 
     def beside(self) -> SinkLink:
-        """Return the side lane's connection, opened when it is first needed.
+        """Return the connection of lagging views, opened when it is first needed.
 
         It has no lock of its own: both connections are lost with the lock, and epochs fence writes
         that are still under way.
@@ -78,7 +78,7 @@ class Owner(SinkLink):
         return self._beside
 
     def interrupt_beside(self) -> None:
-        """Run ``interrupt`` on the side lane's connection."""
+        """Run ``interrupt`` on the connection of lagging views."""
         if self._beside is not None:
             self._beside.interrupt()
 

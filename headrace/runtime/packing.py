@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from headrace.forwarder.batcher import Batch
+from headrace.kernels import messages
 from headrace.runtime.positions import BatchRecord
 from headrace.storage.frame_cache import Frame
 
@@ -21,8 +22,7 @@ NAME: Final = "message"
 _INFO: Final = struct.Struct("<QQqQQII")
 """Record (start, end, commit time), transactions, messages, descriptions, whether spooled."""
 _PIECE_BYTES: Final = 1 << 20
-_BEGIN, _RELATION, _TRUNCATE = b"BRT"
-_ROWS: Final = frozenset(b"IUD")
+_BEGIN, _RELATION = b"BR"
 
 
 class _Stored:
@@ -37,7 +37,7 @@ class _Stored:
         del bytes_max
         yield self._first
         for frame in self._frames:
-            yield messages(frame)
+            yield messages_of(frame)
 
     def close(self) -> None:
         """Drop the frames."""
@@ -58,19 +58,7 @@ class Descriptions:
         own: dict[bytes, bytes] = {}
         needed: dict[bytes, None] = {}
         for chunk in batch.chunks():
-            for message in chunk:
-                kind = message[0]
-                if kind in _ROWS:
-                    tables = [message[1:5]]
-                elif kind == _TRUNCATE:
-                    tables = [message[at : at + 4] for at in range(6, len(message), 4)]
-                else:
-                    if kind == _RELATION:
-                        own[message[1:5]] = message
-                    continue
-                for table in tables:
-                    if table not in own and table not in needed:
-                        needed[table] = None
+            messages.find_tables(chunk, own, needed)
         found = [self._known[table] for table in needed if table in self._known]
         self._known |= own
         return found
@@ -89,16 +77,17 @@ def pack(record: BatchRecord, batch: Batch, described: list[bytes]) -> Iterator[
     )
     out, size = [info, *described], 0
     for chunk in batch.chunks():
-        for message in chunk:
-            if size >= _PIECE_BYTES:
-                yield out
-                out, size = [], 0
-            out.append(message)
-            size += len(message)
+        begin = 0
+        ends, size = messages.cuts(chunk, size, _PIECE_BYTES)
+        for end in ends:
+            out += chunk[begin:end]
+            yield out
+            out, begin = [], end
+        out += chunk[begin:] if begin else chunk
     yield out
 
 
-def messages(frame: Frame) -> list[bytes]:
+def messages_of(frame: Frame) -> list[bytes]:
     """Return the messages of a frame."""
     assert frame.batch is not None, "every frame of a batch has a body"
     out: list[bytes] = frame.batch.column(0).to_pylist()
@@ -107,13 +96,13 @@ def messages(frame: Frame) -> list[bytes]:
 
 def record(txid: int, frames: Sequence[Frame]) -> BatchRecord:
     """Return the record with which a batch was cut."""
-    start, end, instant, *_ = _INFO.unpack(messages(frames[0])[0])
+    start, end, instant, *_ = _INFO.unpack(messages_of(frames[0])[0])
     return BatchRecord(txid, start, end, instant)
 
 
 def unpack(txid: int, frames: Sequence[Frame], told: dict[bytes, bytes]) -> Batch:
     """Return the batch; ``told`` has the descriptions that its reader has had, by table."""
-    first = messages(frames[0])
+    first = messages_of(frames[0])
     _, end_lsn, instant, transactions, count, described, spooled = _INFO.unpack(first[0])
     new = [m for m in first[1 : 1 + described] if told.get(m[1:5]) != m]
     told |= {m[1:5]: m for m in new}
@@ -128,7 +117,7 @@ def unpack(txid: int, frames: Sequence[Frame], told: dict[bytes, bytes]) -> Batc
         batch.parts = [_Stored(frames[1:], found)]
         return batch
     for frame in frames[1:]:
-        found += messages(frame)
+        found += messages_of(frame)
     told |= {m[1:5]: m for m in found if m[0] == _RELATION}
     batch.parts = [found] if found else []
     return batch

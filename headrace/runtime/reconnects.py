@@ -32,7 +32,7 @@ class Reconnects:
         state: EngineState,
         loading: Loading,
         leaving: Leaving,
-        rewind_soon: Callable[[], None],
+        go_on: Callable[[View], None],
         lose: Callable[[str], None],
     ) -> None:
         """Create it; ``lose`` declares a worker lost."""
@@ -40,7 +40,7 @@ class Reconnects:
         self._lose = lose
         self._loading = loading
         self._leaving = leaving
-        self._rewind_soon = rewind_soon
+        self._go_on = go_on
         self.due = math.inf
         """When to call ``look`` again, on the monotonic clock."""
         self._since: dict[str, float] = {}
@@ -97,7 +97,7 @@ class Reconnects:
         if view.live:
             view.message = None
             self._state.gauges.went_on(view.id)
-            self._rewind_soon()
+            self._go_on(view)
 
 
 def _lost_for_good(worker: str, patience_s: int) -> StateDamaged:

@@ -46,7 +46,8 @@ class Plan:
 def plan(state: EngineState) -> Plan:
     """Return the recorded batches that a live view lacks, and where the stream must start.
 
-    If no live view lacks recorded batches, the book's position moves over them.
+    Views that are further back than the position read the intake log, if it has what they lack.
+    If no live view lacks recorded batches, the position moves over them.
 
     Raises:
         ContinuityLost: the source is at an earlier position, so it was restored.
@@ -58,9 +59,16 @@ def plan(state: EngineState) -> Plan:
         progress = view.progress
         if view.owned and progress is not None and progress.txid > view.mark.txid:
             ends.setdefault(progress.txid, progress.lsn)
-    live = [v.mark for v in state.views.values() if v.live]
-    live += [p.mark for p in state.parts if p.first in state.views and state.views[p.first].live]
+    views = [view for view in state.views.values() if view.live]
+    live = [view.mark for view in views]
+    parts = [p.mark for p in state.parts if p.first in state.views and state.views[p.first].live]
+    live += parts
     last = max([state.position.txid, *ends])
+    _retain(state, min([last, *(mark.txid for mark in live)]), last)
+    lagging = {view.id for view in views if state.can_lag(view, state.position.txid)}
+    if lagging:
+        live = [view.mark for view in views if view.id not in lagging] + parts
+        live.append(StateMark(state.position.txid, state.position.lsn, 0))
     behind = [mark for mark in live if mark.txid < last]
     base = min((mark.txid for mark in behind), default=last)
     lsn = min(map(state.covered, behind), default=state.position.lsn)
@@ -68,7 +76,6 @@ def plan(state: EngineState) -> Plan:
         lsn = max(state.position.lsn, ends[last])
         state.position = Position(last, lsn)
     start = Position(base, lsn)
-    _retain(state, base, last)
     retained = state.retained
     if not retained.exists or not (retained.local or retained.covers(base)):
         return Plan(start, None, _cuts(state, ends, start, last), lsn)

@@ -19,10 +19,15 @@ class Retries:
     """Blocked and paused views of one engine; every method runs on the engine's thread."""
 
     def __init__(
-        self, state: EngineState, leaving: Leaving, rewind_soon: Callable[[], None]
+        self,
+        state: EngineState,
+        leaving: Leaving,
+        go_on: Callable[[View], None],
+        rewind_soon: Callable[[], None],
     ) -> None:
         self._state = state
         self._leaving = leaving
+        self._go_on = go_on
         self._rewind_soon = rewind_soon
         self._tables = ResultTables(state, leaving.fail)
         self._full: bool | None = None
@@ -62,7 +67,7 @@ class Retries:
             )
 
     def retry(self) -> None:
-        """Let blocked views go on, by a rewind, if their table is free again.
+        """Let blocked views go on if their table is free again.
 
         Stop views whose table is gone or altered, even if there is nothing to write.
         """
@@ -80,7 +85,7 @@ class Retries:
             states.become(state.owner.conn, view.id, Status.RUNNING)
             view.story.add("healed")
             state.gauges.went_on(view.id)
-            self._rewind_soon()
+            self._go_on(view)
 
     def retry_at(self) -> float:
         """Return when to call ``heal`` again, on the monotonic clock."""

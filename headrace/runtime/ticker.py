@@ -116,7 +116,13 @@ class Ticker:
             return 0
 
     def _views(self) -> list[View]:
-        return [view for view in self._state.index.clocked if view.live]
+        # Time passes for the views that lag as they read the log.
+        lagging = self._state.lagging
+        return [
+            view
+            for view in self._state.index.clocked
+            if view.live and not lagging.has(view.id, view.commit_group)
+        ]
 
     def _flow(self, view: View) -> Dataflow | RemoteStore:
         """Return the object that knows when rows of a view are due."""

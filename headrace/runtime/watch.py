@@ -95,7 +95,7 @@ class Watch:
         """When a view was last found unchanged, by the clock of the units."""
         self._all_right = 0
         """When all views except ``_unsure`` were last found unchanged."""
-        self._columns = Columns(self._observations)
+        self._columns = Columns(self.observations)
         self._reliances = Reliances()
         """The objects that ``_facts`` rely on."""
         self._present: Present | None = None
@@ -259,6 +259,10 @@ class Watch:
                 standby), so their alterations are not known.
         """
         self._columns.describe(found)
+        return self.check_described(found)
+
+    def check_described(self, found: Sequence[Description]) -> dict[int, HeadraceError]:
+        """Check the views that read tables described anew; see ``described``."""
         tables = {description.relation.oid for description in found}
         return self._check_with(self._readers(sorted(tables)), {d.xid for d in found})
 
@@ -266,7 +270,8 @@ class Watch:
         """Return the changes with columns by attribute number; see ``Columns``."""
         return self._columns.numbered(changes, xid, read)
 
-    def _observations(self, table: int, xid: int) -> Iterator[Observation]:
+    def observations(self, table: int, xid: int) -> Iterator[Observation]:
+        """Yield what is known of a table's columns as of transaction ``xid``, or later."""
         views = self._readers([table])
         if not any(self._shows(view, {xid}) for view in views):
             self._check_with(views, {xid})

@@ -5,13 +5,14 @@ without a named group are in group ''. A txid that changes no view of a group ma
 for it (commit.py, Invariant 2).
 
 * Invariant 1: a view whose txid n was not written gets nothing of n + 1 and later txids. It is
-  left out until the engine calls ``start``, after it has gone back to before n.
+  left out until the engine calls ``start`` or ``admit``, after it has gone back to before n.
 * Invariant 2: groups fail independently. A view that cannot be written leaves its group, and the
   rest of the group commits without it.
 """
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -37,6 +38,7 @@ BREAKS_MAX: Final = 4
 """Connection losses while one view is written at one txid, after which the view is to blame."""
 _log = structlog.get_logger(__name__)
 
+_NO_TXID: Final = sys.maxsize
 _COMMIT: Final = Sent(b"COMMIT")
 _BEFORE_VIEW: Final = "SAVEPOINT view; SET CONSTRAINTS ALL DEFERRED"
 _AFTER_VIEW: Final = "SET CONSTRAINTS ALL IMMEDIATE; RELEASE SAVEPOINT view"
@@ -66,7 +68,8 @@ class SinkThread:
         self._coverage: Final = coverage
         self._link: SinkLink | None = None
         self._written: dict[int, Progress] = {}
-        self._out: set[int] = set()
+        self._out: dict[int, int] = {}
+        """Views that were not written, with the last txid of which they get nothing."""
         self._fresh = True
         """Whether this connection was not looked at yet."""
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
@@ -78,9 +81,17 @@ class SinkThread:
         REQUIRES: nothing is in flight.
         """
         self._written = {}
-        self._out = set()
+        self._out = {}
         self._fresh = True
         self._link = link
+
+    def admit(self, view_id: int, after_txid: int) -> None:
+        """Write a view again from the txid after ``after_txid`` on; callable from any thread.
+
+        REQUIRES: the engine has handled the answer of the job that did not write it.
+        """
+        if view_id in self._out:
+            self._out[view_id] = after_txid
 
     def leave(self) -> None:
         """Use the connection for no job after the current one."""
@@ -151,7 +162,7 @@ class SinkThread:
                 _Group(link, job, parts, answer, self._ways).write()
                 answer.seconds[parts[0].group] = clock.monotonic() - begun
         self._written |= answer.progress
-        self._out.update(answer.failed, answer.gone)
+        self._out |= dict.fromkeys([*answer.failed, *answer.gone], _NO_TXID)
         return answer
 
     def _due(self, job: CommitJob) -> list[ViewPart]:
@@ -165,7 +176,7 @@ class SinkThread:
             if known is not None and (known.epoch, known.txid) > (now.epoch, now.txid):
                 now = known
             # Crash table, row 2: the sink has this txid already, only the state lacks it.
-            if part.view_id not in self._out and now.txid < job.txid:
+            if job.txid > self._out.get(part.view_id, 0) and now.txid < job.txid:
                 out.append(part if now is part.progress else replace(part, progress=now))
         return out
 

@@ -147,7 +147,7 @@ def test_with_source_it_does(source, database, start):
     change(source, random.Random(3), 30)
     equal(running, source, "b", "c")
     stays(running, source, at + 100_000)
-    assert not running.book.retained.exists
+    assert not running.book.retained.trusted
     resume(running, ids["a"])
     equal(running, source, "a", "b", "c")
 
@@ -168,7 +168,7 @@ def test_over_restarts_and_switches(source, database, start, local):
         equal(running, source, "b", "c")
         if mode is local:
             moves_on(running, source, end(source))
-    assert running.book.retained.exists
+    assert running.book.retained.trusted
     at = end(source)
     change(source, rng, 8)
     settle(running, source)
@@ -181,7 +181,7 @@ def test_over_restarts_and_switches(source, database, start, local):
         change(source, rng)
         settle(running, source)
         running.on(running.engine.durability.finish)
-        return not running.book.retained.exists
+        return not running.book.retained.trusted
 
     wait_until(gone, "nobody needs the queue")
 

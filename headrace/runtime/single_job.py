@@ -1,4 +1,4 @@
-"""One job at a time between the engine's thread and the side lane's sink thread."""
+"""One job at a time between the engine's thread and the sink thread of lagging views."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from headrace.errors import BugError
 from headrace.runtime.jobs import Answer, CommitJob, Jobs
 
 
-class LaggingJobs(Jobs):
-    """Jobs of the side lane."""
+class SingleJob(Jobs):
+    """The job of the views that catch up; the next one follows its answer."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -14,12 +14,11 @@ from unittest import mock
 import pytest
 
 from headrace.process.bounds import Bound
-from headrace.runtime import lagging_groups
+from headrace.runtime import catching_up
 from headrace.runtime.batches import Outcome
-from headrace.runtime.lagging_queue import NAME, LaggingQueue
+from headrace.runtime.log_cursor import LogCursor
 from headrace.runtime.views import Unit
 from headrace.storage.blocks import NoRoom
-from headrace.storage.manager import Storage
 from headrace.storage.queue import Queue
 from tests.compared import differs
 from tests.runtime import test_sharing
@@ -41,16 +40,16 @@ def dear(monkeypatch) -> None:
 
     The engine classifies by these given times, so the machine's speed decides nothing.
     """
-    judge = lagging_groups.LaggingGroups.classify
+    judge = catching_up.CatchingUp.classify
 
-    def judged(side: lagging_groups.LaggingGroups, outcome: Outcome, worked_s: float) -> None:
+    def judged(side: catching_up.CatchingUp, outcome: Outcome, worked_s: float) -> None:
         side._commits.writes = {}
         units = filter(None, map(side._state.unit, outcome.touched))
         given = {unit.bound: 1.3 * MS / 1000 for unit in units if _is_dear(unit)}
         with mock.patch.object(Bound, "taken_s", property(lambda bound: given.get(bound, 0.0))):
             judge(side, outcome, sum(given.values()))
 
-    monkeypatch.setattr(lagging_groups.LaggingGroups, "classify", judged)
+    monkeypatch.setattr(catching_up.CatchingUp, "classify", judged)
 
 
 def _is_dear(unit: Unit) -> bool:
@@ -60,22 +59,22 @@ def _is_dear(unit: Unit) -> bool:
 @pytest.fixture
 def stay(monkeypatch) -> None:
     """Let a group that was slow once stay separate."""
-    monkeypatch.setattr(lagging_groups, "_STAY_S", 3_600.0)
+    monkeypatch.setattr(catching_up, "_STAY_S", 3_600.0)
 
 
 @pytest.fixture
 def visiting(monkeypatch) -> set[str]:
     """Separate slow groups briefly, again and again; collect their names."""
-    monkeypatch.setattr(lagging_groups, "_STAY_S", 0.05)
-    monkeypatch.setattr(lagging_groups, "_STAY_S_MAX", 0.05)
-    monkeypatch.setattr(lagging_groups, "_SLOW_TIMES", 1)
-    put, groups = lagging_groups.LaggingGroups._set_lagging, set[str]()
+    monkeypatch.setattr(catching_up, "_STAY_S", 0.05)
+    monkeypatch.setattr(catching_up, "_STAY_S_MAX", 0.05)
+    monkeypatch.setattr(catching_up, "_SLOW_TIMES", 1)
+    put, groups = catching_up.CatchingUp._set_lagging, set[str]()
 
-    def noted(side: lagging_groups.LaggingGroups, group: str, *slowest) -> None:
+    def noted(side: catching_up.CatchingUp, group: str, *slowest) -> None:
         put(side, group, *slowest)
-        groups.update(side._state.side.groups)
+        groups.update(side._state.lagging.groups)
 
-    monkeypatch.setattr(lagging_groups.LaggingGroups, "_set_lagging", noted)
+    monkeypatch.setattr(catching_up.CatchingUp, "_set_lagging", noted)
     return groups
 
 
@@ -97,7 +96,7 @@ def aside(running, source, group: str) -> None:
     for _ in again_and_again(PATIENCE_S):
         change(source, rng)
         settle(running, source)
-        if running.book.side.groups == {group}:
+        if running.book.lagging.groups == {group}:
             return
     pytest.fail(f"group {group} is not put aside")
 
@@ -131,10 +130,9 @@ def test_a_slow_group_holds_up_no_other(source, database, start, stay):
         for n in range(100, 130):
             source.execute("INSERT INTO orders VALUES (%s, %s, 1)", (n, n % 3))
             wait_until(lambda: differs(source, "quick", QUICK) == [], "the quick one is there")
-        assert running.book.side.kept
         assert running.book.position.txid > running.book.views[1].mark.txid
     check(running, source, quick=QUICK, slow=SLOW)
-    assert running.book.side.groups == {"reports"}
+    assert running.book.lagging.groups == {"reports"}
 
 
 def test_a38_what_has_gathered_is_taken_as_one(source, database, start, stay, monkeypatch):
@@ -143,14 +141,13 @@ def test_a38_what_has_gathered_is_taken_as_one(source, database, start, stay, mo
     create(running, database, "quick", QUICK)
     aside(running, source, "reports")
     lengths = []
-    train = LaggingQueue.coalesced
+    read = LogCursor.read
 
-    def spied(side: LaggingQueue, last: int):
-        found = train(side, last)
-        lengths.append(len(found))
-        return found
+    def spied(cursor: LogCursor, last: int, *more):
+        lengths.append(last - cursor.txid)
+        return read(cursor, last, *more)
 
-    monkeypatch.setattr(LaggingQueue, "coalesced", spied)
+    monkeypatch.setattr(LogCursor, "read", spied)
     works = running.book.views[slow].works
     with standing_still(source):
         for n in range(100, 140):
@@ -167,8 +164,7 @@ def test_who_is_quick_again_comes_back(source, database, start, visiting):
     grouped(running, source, database, "reports", "slow", SLOW)
     create(running, database, "quick", QUICK)
     aside(running, source, "reports")
-    wait_until(lambda: not running.book.side.groups, "it is back, though nothing happens")
-    wait_until(lambda: running.book.queues.get(NAME) is None, "its queue is given up")
+    wait_until(lambda: not running.book.lagging.groups, "it is back, though nothing happens")
     rng = random.Random(2)
     for _ in range(20):
         change(source, rng, 3)
@@ -188,7 +184,7 @@ def test_what_is_shared_between_the_lanes(source, database, start, visiting):
         change(source, rng, 3)
         settle(running, source)
         if n % 10 == 0:
-            wait_until(lambda: not running.book.side.groups, "they are back")
+            wait_until(lambda: not running.book.lagging.groups, "they are back")
     assert "reports" in visiting
     check(running, source, slow=slow, over=over, sums=SUMS)
     [sums] = [v.id for v in running.book.views.values() if v.target.table_name == "sums"]
@@ -229,7 +225,7 @@ def test_what_is_left_out_of_a_checkpoint_is_not_confirmed(source, database, sta
         nonlocal left_out
         book = running.book
         view = book.views[slow]
-        left_out += book.side.left_out
+        left_out += book.lagging.left_out
         if view.durable.txid < book.position.txid:
             assert book.confirmed <= book.needs(view.durable)
 
@@ -293,7 +289,7 @@ def test_who_reads_the_clock_stays(source, database, start, stay):
     for _ in range(10):
         change(source, rng, 2)
         settle(running, source)
-        assert not running.book.side.groups
+        assert not running.book.lagging.groups
     check(running, source, quick=QUICK, slow=slow)
 
 
@@ -308,7 +304,7 @@ def test_who_reads_the_clock_brings_its_group_back(source, database, start, stay
         " FROM generate_series(1, 3) i"
     )
     grouped(running, source, database, "reports", "late", "SELECT id FROM due WHERE at < now()")
-    wait_until(lambda: not running.book.side.groups, "they are back")
+    wait_until(lambda: not running.book.lagging.groups, "they are back")
     wait_until(
         lambda: source.execute("SELECT count(*) FROM late").fetchone() == (3,),
         "time has passed, though nothing has happened",
@@ -319,18 +315,20 @@ def test_who_reads_the_clock_brings_its_group_back(source, database, start, stay
     check(running, source, quick=QUICK, slow=SLOW)
 
 
-def test_there_is_no_room_for_what_waits(source, database, start, stay, monkeypatch):
-    """All views then go on in one lane."""
-    running = start(lane_ms=MS)
+@pytest.mark.parametrize("retention", ["local", "source"])
+@pytest.mark.parametrize("error", [NoRoom("they hold as much as they may"), OSError(28, "full")])
+def test_the_log_has_no_room(source, database, start, stay, monkeypatch, retention, error):
+    """All views then lead, and the stream is replayed for those that lag."""
+    running = start(lane_ms=MS, wal_retention=retention)
     grouped(running, source, database, "reports", "slow", SLOW)
     create(running, database, "quick", QUICK)
     aside(running, source, "reports")
     put, failed = Queue.put, []
 
     def full(queue: Queue, *frame):
-        if queue.name == NAME and len(failed) < 1:
+        if queue.name.startswith("intake") and len(failed) < 1:
             failed.append(frame)
-            raise NoRoom("the queues hold as much as they may")
+            raise error
         return put(queue, *frame)
 
     monkeypatch.setattr(Queue, "put", full)
@@ -339,40 +337,7 @@ def test_there_is_no_room_for_what_waits(source, database, start, stay, monkeypa
         change(source, rng, 3)
     check(running, source, quick=QUICK, slow=SLOW)
     assert failed
-    assert not running.book.side.groups
-    assert running.book.queues.get(NAME) is None
-
-
-@pytest.mark.parametrize("error", [NoRoom("they hold as much as they may"), OSError(28, "full")])
-def test_there_is_no_room_to_begin(source, database, start, stay, monkeypatch, error):
-    """After a rewind there is no room for the separate group either: all continue together."""
-    running = start(lane_ms=MS)
-    grouped(running, source, database, "reports", "slow", SLOW)
-    create(running, database, "quick", QUICK)
-    aside(running, source, "reports")
-    make, failed = Storage.make, []
-
-    def full(storage: Storage, name: str):
-        if name == NAME:
-            failed.append(name)
-            raise error
-        return make(storage, name)
-
-    monkeypatch.setattr(Storage, "make", full)
-    rng = random.Random(7)
-    running.on(running.engine.rewind_soon)
-    for _ in range(10):
-        change(source, rng, 3)
-    check(running, source, quick=QUICK, slow=SLOW)
-    assert not running.book.side.groups
-    before = running.book.reconnects
-    # As if no group had been refused: a group becomes separate at a batch.
-    running.on(lambda: setattr(running.engine._lane, "_refused_until", 0.0))
-    wait_until(lambda: (change(source, rng, 3), len(failed) > 1)[1], "it is tried once more")
-    check(running, source, quick=QUICK, slow=SLOW)
-    assert len(failed) == 2
-    assert not running.book.side.groups
-    assert running.book.reconnects == before
+    assert not running.book.lagging.groups
 
 
 def test_who_fails_there_stops_alone_at_the_txid_before(source, database, start, stay):

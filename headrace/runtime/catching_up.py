@@ -1,0 +1,562 @@
+"""Views that lag: they read the intake log from their own position, in parallel with all others.
+
+    engine thread:   take ─► log ─► dataflows ─► marks …            the views that lead
+                              │
+    lagging thread:           └► cursor ─► dataflows ─┐             the views that lag
+    its sink thread:                                  └► write
+
+A view lags if it begins further back than the last batch taken: it was just populated, it was
+paused or its table was locked.  A commit group lags if it is slow: it takes most of the time of
+batches, and more than ``lane_ms`` each.  Batches are coalesced (a train) as far as that is exact,
+so that such a view does not fall behind for ever.  A view that has reached the last batch taken
+leads again; a slow group does so once it is fast.
+
+All accounting of positions treats a lagging view like a paused one.  Only work on states must be
+exclusive:
+
+* Invariant 1: while the thread works on units (``Lagging.working``), no other thread touches their
+  states: no checkpoint of them is under way, no memory is moved, no command runs.
+* Invariant 2: lagging views never go beyond the last commit of the leading ones since the stream
+  began, so a view that leads again has nothing in flight here.
+* Invariant 3: a train crosses no txid at which an earlier run left a result table, or the output of
+  a shared subplan, so that the earlier run is repeated in the same pieces.
+* Invariant 4: the output of a shared subplan at a txid follows from that txid only, unless all its
+  readers take the same train.
+
+Views on other workers do not lag: they wait until the stream is replayed for them.  A slow group
+with views that read the clock leads, because time passes for it without batches.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import wait as wait_for
+from dataclasses import dataclass
+from functools import partial
+from typing import Final
+
+import psycopg
+import structlog
+
+from headrace import clock
+from headrace.errors import Interrupted, TransientError
+from headrace.forwarder.batcher import Batch
+from headrace.runtime.batches import Outcome
+from headrace.runtime.change_capture import ChangeCapture
+from headrace.runtime.columns import Types, types_of
+from headrace.runtime.commits import Commits
+from headrace.runtime.engine_state import EngineState
+from headrace.runtime.intake import Intake
+from headrace.runtime.lateness import Lateness
+from headrace.runtime.log_cursor import LogCursor, OnEngine
+from headrace.runtime.shared import Shared
+from headrace.runtime.single_job import SingleJob
+from headrace.runtime.views import Unit, View
+from headrace.runtime.watch import Watch
+from headrace.runtime.writing import SinkThread
+
+_log = structlog.get_logger(__name__)
+
+_SLOW_TIMES: Final = 2
+"""Number of batches of which a group takes most, within ``_WITHIN_S``, that move it."""
+_WITHIN_S: Final = 60.0
+"""See ``_SLOW_TIMES``."""
+_MOST: Final = 2.0
+"""Minimum ratio of the group's time to that of all others."""
+_STAY_S: Final = 30.0
+"""Seconds for which a slow group lags at least, the first time."""
+_STAY_S_MAX: Final = 3_600.0
+_GIVE_UP_S: Final = 0.05
+_TRAIN_BYTES: Final = 4 << 20
+"""Maximum bytes of a train, except for a single txid; commands wait for its end."""
+_TRAIN_TXIDS: Final = 1_000
+_RETRY_S: Final = 0.2
+"""Pause after a train that met a temporary error."""
+_RETRY_S_MAX: Final = 5.0
+_LINGER_S: Final = 0.5
+"""Seconds for which a view may be about to lead before new batches wait for it."""
+_MEETING_S: Final = 0.1
+"""Longest time for which new batches wait, and a tenth of the shortest time between two waits."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Train:
+    """Consecutive txids, processed as their last one."""
+
+    first: int
+    last: int
+    views: list[View]
+    needed: list[Shared]
+    """Shared subplans that the views or these subplans read, each after those that it reads."""
+    units: list[Unit]
+    """Units that process it."""
+    cursor: LogCursor
+    begun: float
+
+
+Result = tuple[Outcome, Batch]
+
+
+class CatchingUp:
+    """The lagging views of one engine; its thread calls every method."""
+
+    def __init__(
+        self,
+        state: EngineState,
+        intake: Intake,
+        commits: Commits,
+        taps: ChangeCapture,
+        lateness: Lateness,
+        watch: Watch,
+        on_engine: OnEngine,
+        admit: Callable[[int, int], None],
+        rewind_soon: Callable[[], None],
+        poke: Callable[[], None],
+    ) -> None:
+        """Create it; ``on_engine`` and ``poke``, which wakes the engine, are for any thread.
+
+        ``admit``: ``SinkThread.admit`` of the leading views.
+        """
+        self._state = state
+        self._intake = intake
+        self._commits = commits
+        self._taps = taps
+        self._lateness = lateness
+        self._watch = watch
+        self._on_engine = on_engine
+        self._admit = admit
+        self._rewind_soon = rewind_soon
+        self._poke = poke
+        self._processor: Final = intake.beside(
+            lambda units: on_engine(partial(watch.altered, units))
+        )
+        self._job: Final = SingleJob()
+        self._sink: Final = SinkThread(self._job, state.suspects, poke, "headrace-lagging-sink")
+        self._connected = False
+        """Whether the sink thread has a connection."""
+        self._thread: Final = ThreadPoolExecutor(1, "headrace-lagging")
+        self._thread.submit(int)  # it is there from the beginning (E-15)
+        self._cursors: dict[int, LogCursor] = {}
+        """By the txid after which each stands."""
+        self._train: _Train | None = None
+        self._future: Future[Result] | None = None
+        self._behind_next = False
+        """Whether the next train is one of the view that is furthest behind."""
+        self._errors = 0
+        """Trains that met a temporary error, since the last one that did not."""
+        self._retry_at = 0.0
+        self._near_since: float | None = None
+        """Since when a view has been about to lead."""
+        self._meets_until = 0.0
+        self._meets_again = 0.0
+        self._scores: Counter[str] = Counter()
+        self._scored_at = 0.0
+        self._stays: dict[str, tuple[float, float]] = {}
+        """How long a slow group stays, and until when, by group."""
+        self._refused_until = 0.0
+        self.at_work: Final = self._processor.at_work
+        """See ``Processor.at_work``; for any thread."""
+        self.works: Final = self._processor.works
+        """See ``Processor.works``; for any thread."""
+
+    # --- what there is
+
+    @property
+    def working(self) -> bool:
+        """Whether the thread works on states."""
+        return self._future is not None
+
+    @property
+    def busy(self) -> bool:
+        """Whether a train is being processed or written."""
+        return self._future is not None or self._job.busy
+
+    @property
+    def due(self) -> float:
+        """When to call ``look`` or ``step``, on the monotonic clock."""
+        lagging = self._state.lagging
+        if not lagging.any or self.busy:
+            return math.inf
+        stays = min((self._stays[group][1] for group in self._fast_groups()), default=math.inf)
+        now = clock.monotonic()
+        return min(stays, self._retry_at) if self._retry_at > now else stays
+
+    def meeting_s(self) -> float:
+        """Return for how many seconds at most new batches should wait.
+
+        Under load some batch is always in flight, so a view that has caught up would lag for ever.
+        """
+        now, near = clock.monotonic(), self._is_near()
+        if not near:
+            self._near_since = None
+            return 0.0
+        if self._near_since is None:
+            self._near_since = now
+        if now < self._meets_until:
+            return self._meets_until - now
+        if now - self._near_since < _LINGER_S or now < self._meets_again:
+            return 0.0
+        self._meets_until, self._meets_again = now + _MEETING_S, now + 10 * _MEETING_S
+        return _MEETING_S
+
+    def _is_near(self) -> bool:
+        state = self._state
+        if not state.lagging.views:
+            return False
+        near = state.taken.txid - 2 * state.pipeline.inflight_max
+        views = (state.views.get(view_id) for view_id in state.lagging.views)
+        return any(
+            view is not None
+            and view.live
+            and view.processed >= near
+            and view.commit_group not in state.lagging.groups
+            for view in views
+        )
+
+    # --- what happens
+
+    def go_on(self, view: View) -> None:
+        """Let a live view that lacks batches catch up; no other view notices."""
+        state = self._state
+        if not view.live or view.store is None or state.stream is None:
+            return  # the next stream begins where its views stand
+        units: list[Unit] = [view, *state.needed([view])]
+        lacks = min(unit.processed for unit in units) < state.taken.txid
+        if not lacks and not self.busy:
+            return
+        if (lacks and not state.can_lag(view, state.taken.txid)) or not self._connect():
+            self._rewind_soon()
+            return
+        # Jobs in flight may still have what the view could not take.
+        self._admit(view.id, state.taken.txid)
+        self._sink.admit(view.id, 0)
+        state.lagging.views.add(view.id)
+        view.story.add("catches up", txid=view.processed)
+        self._poke()
+
+    def step(self) -> None:
+        """Begin to process the next train, if possible."""
+        state, lagging = self._state, self._state.lagging
+        if self.busy or not lagging.any or clock.monotonic() < self._retry_at:
+            return
+        if lagging.left_out or state.checkpoints.underway:
+            return  # a checkpoint may hold their states, or has to be made up for
+        train = self._next()
+        if train is None:
+            return
+        lagging.working = frozenset(unit.id for unit in train.units)
+        record = state.records.get(train.last)
+        attempt = self._errors + (record.attempt if record is not None else 0)
+        types = types_of([unit.own for unit in train.units])
+        self._train = train
+        self._future = self._thread.submit(self._run, train, attempt, types)
+        self._future.add_done_callback(lambda _: self._poke())
+
+    def _run(self, train: _Train, attempt: int, types: Types) -> Result:
+        """Process a train; on the thread of its own."""
+        frames, batch = train.cursor.read(train.last, attempt, types)
+        return self._processor.run(train.views, frames, train.needed), batch
+
+    def _next(self) -> _Train | None:
+        """Return the next train; None: there is nothing to process."""
+        state = self._state
+        views = state.lagging_views
+        shared = state.needed(views)
+        end = min(self._commits.passed, state.retained.last)
+        behind = sorted({u.processed for u in (*views, *shared) if u.processed < end})
+        possible = [at for at in behind if self._possible(at, views, shared)]
+        if not possible or not state.retained.covers(possible[0]):
+            return None
+        at = possible[0] if self._behind_next else possible[-1]
+        self._behind_next = not self._behind_next
+        taking = [view for view in views if view.processed == at]
+        needed_now = {s.id for s in state.needed(taking)}
+        needed = [s for s in shared if s.processed == at or s.id in needed_now]
+        end = min([end, at + _TRAIN_TXIDS, *(txid for txid in behind if txid > at)])
+        last = self._last(taking, needed, at + 1, end)
+        if last > at + 1:
+            last = state.retained.last_within(at, last, _TRAIN_BYTES)
+        cursor = self._cursors.pop(at, None)
+        if cursor is None:
+            cursor = LogCursor(state.retained, at, self._watch, self._on_engine)
+        units = [*taking, *(s for s in needed if s.processed == at)]
+        return _Train(at + 1, last, taking, needed, units, cursor, clock.monotonic())
+
+    def _possible(self, at: int, views: Sequence[View], shared: Sequence[Shared]) -> bool:
+        """Return whether the units at ``at`` can go on: all that they read is not behind them."""
+        state = self._state
+        units: list[Unit] = [unit for unit in (*views, *shared) if unit.processed == at]
+        return all(
+            state.subplans[feeder].processed >= at
+            for unit in units
+            for feeder in unit.feeds.values()
+        )
+
+    def _last(self, views: Sequence[View], needed: Iterable[Shared], first: int, end: int) -> int:
+        """Return the last txid of a train from ``first`` on (Invariants 3 and 4)."""
+        state = self._state
+        if self._taps.any or not state.suspects.quiet:
+            return first
+        mine, last = {view.id for view in views}, end
+        for view in views:
+            known = view.processed if view.progress is None else view.progress.txid
+            last = min([last, *(at for at in (known, view.processed) if at >= first)])
+        for shared in needed:
+            at = shared.processed if shared.processed >= first else shared.output.last_txid
+            others = {view.id for view in state.views_of(shared)} - mine
+            # A view that is being created from its output also reads it, from some txid on.
+            if shared.processed < first and (others or shared.awaited):
+                return first
+            if at >= first:
+                last = min(last, at)
+        return last
+
+    def take(self) -> None:
+        """Handle finished work.
+
+        Raises:
+            TransientError: nothing is lost; the work must be repeated.
+        """
+        future, train = self._future, self._train
+        if future is not None and train is not None and future.done():
+            self._future = self._train = None
+            self._state.lagging.working = frozenset()
+            try:
+                outcome, batch = future.result()
+            except TransientError as error:
+                if not self._state.retained.covers(train.first - 1):
+                    raise  # the log is damaged
+                self._try_again(train, error)
+            else:
+                self._took(train, outcome, batch)
+        answer = self._job.answer()
+        if answer is not None:
+            self._commits.beside(answer)
+
+    def _took(self, train: _Train, outcome: Outcome, batch: Batch) -> None:
+        self._errors = 0
+        self._cursors[train.last] = train.cursor
+        now = clock.monotonic()
+        self._lateness.processed(outcome, now - train.begun, train.views)
+        if now - train.begun >= self._state.settings.lane_ms / 1000:
+            # A group whose train was slow stays longer.
+            touched = {v.commit_group for v in train.views if v.id in outcome.touched}
+            for group in touched & self._state.lagging.groups:
+                stay_s, _ = self._stays.get(group, (_STAY_S, 0.0))
+                self._stays[group] = stay_s, now + stay_s
+        job = self._intake.finished(
+            outcome, train.views, train.needed, batch.end_lsn, batch.transactions
+        )
+        batch.close()
+        self._job.put(job)
+        at = {unit.processed for unit in self._units()}
+        self._cursors = {txid: c for txid, c in self._cursors.items() if txid in at}
+
+    def _try_again(self, train: _Train, error: TransientError) -> None:
+        """Process a train again, after a pause; other views are not concerned."""
+        self._errors += 1
+        self._retry_at = clock.monotonic() + min(_RETRY_S * 2**self._errors, _RETRY_S_MAX)
+        _log.warning("views that lag are interrupted", txid=train.last, reason=error.message)
+        for unit in train.units:
+            unit.reset()
+
+    def abort(self, serve: Callable[[], None]) -> None:
+        """Give up what is under way; return when no thread works on it any more.
+
+        ``serve`` runs the functions that the thread may wait for.
+        """
+        self._sink.leave()
+        self._connected = False
+        future, self._future, self._train = self._future, None, None
+        if future is not None:
+            for unit_id in self._state.lagging.working:
+                unit = self._state.unit(unit_id)
+                if unit is not None and unit.bound is not None and unit.bound.inside:
+                    unit.bound.cancel(Interrupted("the stream begins anew", sqlstate="57014"))
+            while not future.done():
+                serve()
+                wait_for([future], _GIVE_UP_S)
+        self._state.lagging.working = frozenset()
+        owner = self._state.connections
+        self._job.abort(owner.interrupt_beside if owner is not None else _nothing)
+
+    def rewind(self, txid: int) -> None:
+        """Let the views behind ``txid`` lag, after which the stream begins.
+
+        REQUIRES: not ``busy``, all units are reset.
+        """
+        state, lagging = self._state, self._state.lagging
+        self._job.rewind()
+        self._cursors.clear()
+        self._errors, self._retry_at, self._connected = 0, 0.0, False
+        if lagging.groups and not state.retained.appending:
+            self._refuse()
+        lagging.views.clear()
+        for view in list(state.views.values()):
+            if view.live and view.store is not None and not view.placed:
+                units: list[Unit] = [view, *state.needed([view])]
+                if min(unit.processed for unit in units) < txid:
+                    lagging.views.add(view.id)
+        if lagging.any:
+            self._sink.start(state.owner.beside())
+            self._connected = True
+
+    def close(self) -> None:
+        """End the threads.  REQUIRES: ``abort`` was called."""
+        self._job.close()
+        self._sink.close()
+        self._thread.shutdown()
+
+    def _connect(self) -> bool:
+        """Give the sink thread its connection; return False if there is none now."""
+        if not self._connected:
+            try:
+                self._sink.start(self._state.owner.beside())
+            except (TransientError, psycopg.Error) as error:
+                _log.warning("no connection for the views that lag", reason=str(error))
+                return False
+            self._connected = True
+        return True
+
+    def _units(self) -> list[Unit]:
+        views = self._state.lagging_views
+        return [*views, *self._state.needed(views)]
+
+    # --- who lags
+
+    def look(self) -> None:
+        """Let the views lead that have reached the last batch taken."""
+        state, lagging, now = self._state, self._state.lagging, clock.monotonic()
+        if not lagging.any or self.busy:
+            return
+        for group in self._fast_groups():
+            if now >= self._stays[group][1]:
+                lagging.groups.discard(group)
+                _log.info("commit group is back", group=group)
+        for view_id in list(lagging.views):
+            view = state.views.get(view_id)
+            if view is None or not view.live or view.store is None:
+                lagging.views.discard(view_id)  # it catches up once it goes on
+            elif self._has_all([view]):
+                lagging.views.discard(view_id)
+                view.story.add("has caught up", txid=view.processed)
+
+    def _has_all(self, views: Iterable[View]) -> bool:
+        """Return whether views, and the shared subplans that they need, lack no batch."""
+        state, views = self._state, list(views)
+        units: list[Unit] = [*views, *state.needed(views)]
+        return all(unit.processed == state.taken.txid for unit in units)
+
+    def _fast_groups(self) -> list[str]:
+        """Return the slow groups that lack no batch."""
+        state = self._state
+        views = state.lagging_views
+        return [
+            group
+            for group in sorted(state.lagging.groups)
+            if not self.busy and self._has_all(v for v in views if v.commit_group == group)
+        ]
+
+    def classify(self, outcome: Outcome, worked_s: float) -> None:
+        """Let slow groups lag after a batch of the leading views.
+
+        ``worked_s``: processing time of the batch.
+        """
+        limit_s = self._state.settings.lane_ms / 1000
+        writes, self._commits.writes = self._commits.writes, {}
+        if not limit_s or max([worked_s, *writes.values()]) < limit_s:
+            return
+        seconds = defaultdict[str, float](float, writes)
+        slowest: dict[str, tuple[float, str]] = {}
+        """By group: the time of its slowest unit, and the views that need the unit."""
+        for unit_id in outcome.touched:
+            unit = self._state.unit(unit_id)
+            if unit is None or unit.bound is None:
+                continue
+            views = self._state.views_of(unit)
+            groups = {view.commit_group for view in views}
+            if len(groups) == 1:
+                group, took = groups.pop(), unit.bound.taken_s
+                seconds[group] += took
+                names = ", ".join(view.target.shown for view in views)
+                slowest[group] = max(slowest.get(group, (0.0, "")), (took, names))
+        now = clock.monotonic()
+        if now > self._scored_at + _WITHIN_S:
+            self._scores.clear()
+            self._scored_at = now
+        total = sum(seconds.values())
+        for group, took in seconds.items():
+            if took >= limit_s and took >= _MOST * (total - took):
+                self._scores[group] += 1
+                if self._scores[group] >= _SLOW_TIMES and self._may(group):
+                    self._set_lagging(group, *slowest.get(group, (0.0, "")))
+
+    def _may(self, group: str) -> bool:
+        """Return whether a group can lag, and other groups benefit."""
+        state, lagging = self._state, self._state.lagging
+        if group in lagging.groups or not state.suspects.quiet:
+            return False
+        if clock.monotonic() < self._refused_until or not state.retained.appending:
+            return False
+        live = [view for view in state.views.values() if view.live]
+        others = {view.commit_group for view in live} - lagging.groups - {group}
+        mine = [view for view in live if view.commit_group == group]
+        return bool(others) and not any(v.temporal or v.placed or v.parts for v in mine)
+
+    def _set_lagging(self, group: str, took_s: float, slowest: str) -> None:
+        """Let a group lag from the next batch on.
+
+        ``slowest``: the views whose part took longest.  REQUIRES: its views have processed all that
+        was taken, or lag.
+        """
+        state, lagging = self._state, self._state.lagging
+        if not self._connect():
+            return
+        lagging.groups.add(group)
+        self._scores.pop(group, None)
+        stay_s = min(2 * self._stays.get(group, (_STAY_S / 2, 0.0))[0], _STAY_S_MAX)
+        self._stays[group] = stay_s, clock.monotonic() + stay_s
+        for view in state.lagging_views:
+            if view.commit_group == group:
+                view.story.add("processed beside others")
+        _log.info(
+            "commit group is slow",
+            **{"group": group, "stays_s": stay_s, "slowest": slowest, "took_s": round(took_s, 3)},
+        )
+
+    def dissolve(self) -> bool:
+        """Let no view lag that cannot; True: the stream must begin anew.
+
+        Views cannot lag if the log has no room, and a slow group cannot if it reads the clock now.
+        """
+        state, lagging = self._state, self._state.lagging
+        if not lagging.any or self._future is not None:
+            return False
+        views = state.lagging_views
+        for view in views:
+            if view.commit_group in lagging.groups and (view.temporal or view.placed or view.parts):
+                lagging.views |= {v.id for v in views if v.commit_group == view.commit_group}
+                lagging.groups.discard(view.commit_group)
+        low = min((unit.processed for unit in self._units()), default=state.taken.txid)
+        placed = any(view.placed or view.parts for view in views)
+        if not placed and (
+            low >= state.taken.txid or state.retained.reaches(low, state.taken.txid)
+        ):
+            return False
+        if not placed:
+            self._refuse()
+        lagging.views.clear()
+        return True
+
+    def _refuse(self) -> None:
+        """Let no group lag for a while."""
+        _log.warning("no room for what waits for slow commit groups")
+        self._refused_until = clock.monotonic() + _STAY_S_MAX
+        self._state.lagging.groups.clear()
+
+
+def _nothing() -> None:
+    """Do nothing: there is no connection to interrupt."""
