@@ -1,5 +1,4 @@
-# cython: language_level=3, annotation_typing=False, boundscheck=False, wraparound=False
-# mypy: disable-error-code="no-any-return"
+# cython: language_level=3, boundscheck=False, wraparound=False
 """Scans raw pgoutput messages without decoding them.
 
 Source: Postgres manual, "Logical Replication Message Formats".
@@ -9,10 +8,9 @@ from __future__ import annotations
 
 import cython
 
+Cuts = tuple[list[int], int]
 
-@cython.locals(
-    message=bytes, kind=cython.uchar, at=cython.Py_ssize_t, size=cython.Py_ssize_t, last=bytes
-)
+
 def find_tables(
     messages: list[bytes], described: dict[bytes, bytes], needed: dict[bytes, None]
 ) -> None:
@@ -21,11 +19,12 @@ def find_tables(
     Adds each Relation message to ``described``, and to ``needed`` each table whose rows come before
     its description.
     """
-    last = b""
+    message: bytes
+    last: bytes = b""
     for message in messages:
-        kind = message[0]
+        kind: cython.uchar = message[0]
         if kind == 73 or kind == 85 or kind == 68:  # Insert, Update, Delete
-            if message.startswith(last, 1) and last:
+            if last and message.startswith(last, 1):
                 continue
             last = message[1:5]
             if last not in described:
@@ -33,8 +32,8 @@ def find_tables(
         elif kind == 82:  # Relation
             described[message[1:5]] = message
         elif kind == 84:  # Truncate
-            size = len(message)
-            at = 6
+            size: cython.Py_ssize_t = len(message)
+            at: cython.Py_ssize_t = 6
             while at < size:
                 last = message[at : at + 4]
                 if last not in described:
@@ -42,19 +41,17 @@ def find_tables(
                 at += 4
 
 
-@cython.locals(message=bytes, size=cython.Py_ssize_t, place=cython.Py_ssize_t)
-def cuts(messages: list[bytes], begun: int, bytes_max: int) -> tuple[list[int], int]:
+def cuts(messages: list[bytes], begun: cython.Py_ssize_t, bytes_max: cython.Py_ssize_t) -> Cuts:
     """Return where to cut messages into pieces, each of ``bytes_max`` bytes at least.
 
     ``begun``: the bytes of the piece that they continue.  Also return the bytes of the last piece.
     """
-    size = begun
-    place = 0
+    place: cython.Py_ssize_t
+    size: cython.Py_ssize_t = begun
     out: list[int] = []
-    for message in messages:
+    for place in range(len(messages)):
         if size >= bytes_max:
             out.append(place)
             size = 0
-        size += len(message)
-        place += 1
+        size += len(messages[place])
     return out, size

@@ -4,9 +4,8 @@
 -- queued_rows, queued_bytes: rows that any of its readers still needs.  resident_bytes: its blocks in memory.
 -- tail_txid: the last txid that is durable in the reader; head_txid: the last that it has processed;
 -- behind_bytes: bytes after its tail.
--- kind: subplan; lane: changes for views of a slow commit group, which is processed beside the others; or
--- stream: with wal_retention = local, the batches of the stream that are kept here (its rows are messages; shown to
--- members of the engine's role, because all views need it).
+-- kind: subplan; or stream: the intake log, whose rows are messages. It has a row for all views that lead, shown to
+-- members of the engine's role, and one for each position at which views lag.
 -- priority: urgency of the reader, by which queues are evicted from memory and loaded: 0 if nothing waits for it, or
 -- it is stopped; else 100, plus 100 for each multiple of the view's latency by which its input is late.
 -- resident_pct: part of the queue in memory, as last recorded; running: whether the reader is reading now, so that
