@@ -418,7 +418,7 @@ def test_a_wrong_login_says_so(scene):
         role, password = appears(driver, "input", 2)
         role.send_keys("console_nobody")
         password.send_keys("x\n")
-        wait_until(lambda: "did not let this role in" in text_of(driver), "it says so")
+        wait_until(lambda: "rejected this role" in text_of(driver), "it says so")
         role.clear()
         role.send_keys("console_b")
         password.send_keys("x\n")

@@ -138,12 +138,12 @@ CASES: list[tuple[int, str]] = [
 
 # (expression, part of the message)
 REFUSED: list[tuple[str, str]] = [
-    ("current_user", "who reads"),
-    ("current_schema", "who reads"),
+    ("current_user", "depends on the role"),
+    ("current_schema", "depends on the role"),
     ("pg_typeof(m)", "reads the system catalogs"),
     ("enum_range(m)", "reads the system catalogs"),
     ("format_type(k, 1)", "reads the system catalogs"),
-    ("has_table_privilege('t', 'SELECT')", "who reads"),
+    ("has_table_privilege('t', 'SELECT')", "depends on the role"),
     ("current_setting('x')", "time or session"),
     ("random()", "volatile"),
     ("s::timetz", "current time"),

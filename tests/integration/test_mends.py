@@ -270,7 +270,7 @@ def test_stop_is_as_it_was(commander, source):
     mended(source, "w", because="publication")
     source.execute("DELETE FROM w")
     touch(source)
-    mended(source, "w", because="changed by somebody else")
+    mended(source, "w", because="changed by another program")
     for name in ("v", "paused"):
         status, message = told(source, name)
         assert status == "error"

@@ -155,7 +155,7 @@ def test_a_query_of_another_dialect(commander, source):
     commander.execute(
         "CALL headrace.create_view('much', %s, %s, replace => true)", (other, replaced)
     )
-    assert "is that already" in told[-1]
+    assert "already has this query" in told[-1]
     commander.execute("CALL headrace.drop_view('much')")
 
 

@@ -62,7 +62,7 @@ def check(line: str) -> None:
 def check_variable(name: str, value: str) -> None:
     """Check that a variable for Headrace is a setting with a valid value."""
     assert name.startswith("HEADRACE_"), f"{name} means nothing to us"
-    assert strangers({name: value}) == [], f"{name} is no setting"
+    assert strangers({name: value}) == [], f"{name} is not a setting"
     Settings.load({}, None, {name: value.replace("…", "x")})
     if name == "HEADRACE_SOURCE":
         conninfo_to_dict(value)

@@ -107,7 +107,7 @@ UNSUPPORTED = [
     ("SELECT id, pg_typeof(ROW(1 / k)) FROM t", "catalogs", "pg_typeof"),
     ("SELECT id, format_type(id::oid, -1) FROM t", "catalogs", "format_type"),
     ("SELECT id, format_type(16999, -1) FROM t", "catalogs", "format_type"),
-    ("SELECT id, current_schema FROM t", "who reads", "current_schema"),
+    ("SELECT id, current_schema FROM t", "depends on the role", "current_schema"),
     (
         "SELECT t.id, q.m FROM t, LATERAL (SELECT sum(u.k) OVER (ORDER BY u.id"
         " ROWS t.k PRECEDING) AS m FROM u) q",

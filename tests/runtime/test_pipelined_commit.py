@@ -163,7 +163,7 @@ def test_rows_that_somebody_took_away(conn, owner, sink, careful):
     write(sink, owner, 1, a.part(1, 2), b.part(1))
     conn.execute("DELETE FROM v1 WHERE a = 1")
     failed = write(sink, owner, 2, changed(a, a1=-1, a5=1), b.part(2), good=False)
-    assert "changed by somebody else" in failed[1].message
+    assert "changed by another program" in failed[1].message
     assert (a.rows, b.rows) == ([2], [1, 2])
     assert careful == [1, 2]
     # The failed view is removed, and the others use the pipelined commit again.

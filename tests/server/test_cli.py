@@ -155,7 +155,7 @@ def test_a_port_that_is_taken(words):
         blind = "from headrace.server import doctor\ndoctor.look = lambda settings: []"
         done = run("start", *but(words, "--listen", where), program=blind)
         refused(done, "ddress already in use")
-    refused(run("start", *but(words, "--listen", "nowhere.invalid:1")), "nobody can listen")
+    refused(run("start", *but(words, "--listen", "nowhere.invalid:1")), "cannot listen")
 
 
 @pytest.mark.slow

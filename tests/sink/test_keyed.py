@@ -258,7 +258,7 @@ def test_rows_changed_by_somebody_else_are_told(conn):
         [(("1", "a"), -1), (("1", "b"), 1)],
         [(("1", "x"), -2), (("1", "b"), 1)],
     ):
-        with pytest.raises(SinkTableError, match="changed by somebody else"):
+        with pytest.raises(SinkTableError, match="changed by another program"):
             write(conn, target, *rows)
         assert contents(conn, target) == [("1", "x")]
 

@@ -135,7 +135,7 @@ FIRING = {
     ),
     "over all rows of a group that has changed": (SHAPES["listed"], SHAPES["grouped"]),
     "table public.bare has no primary key": ("SELECT a FROM bare", "SELECT id FROM orders"),
-    "it has no key": ("SELECT region FROM customers", "SELECT id, region FROM customers"),
+    "the result has no key": ("SELECT region FROM customers", "SELECT id, region FROM customers"),
 }
 
 
