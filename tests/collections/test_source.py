@@ -140,7 +140,7 @@ def test_a_value_that_was_not_kept_stops_the_view() -> None:
     send(made, here, Op(INSERT, A), Op(INSERT, B))
     kept = ("2", "3", "y", "2.0")
     assert send(made, here, Op(UPDATE, kept, B, frozenset({2}))) == ["+ 2 3 y 2.0", "- 2 2 y 2.0"]
-    with pytest.raises(StructureChanged, match="not kept"):
+    with pytest.raises(StructureChanged, match="not stored"):
         send(made, here, Op(UPDATE, ("1", "5", "x", "1.0"), A, frozenset({2})))
 
 

@@ -122,7 +122,7 @@ def test_what_the_engine_logs_in_with_lets_in_nobody_else(settings, source, monk
 
 @pytest.mark.parametrize("login", [("", "s3cret"), ("joe", ""), ("", "")])
 def test_what_is_left_out_is_not_made_up(settings, login):
-    with pytest.raises(Refused, match="are needed"):
+    with pytest.raises(Refused, match="are required"):
         entered(settings, *login)
 
 

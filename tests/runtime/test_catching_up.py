@@ -14,7 +14,7 @@ from unittest import mock
 import pytest
 
 from headrace.process.bounds import Bound
-from headrace.runtime import catching_up
+from headrace.runtime import catching_up, insight
 from headrace.runtime.batches import Outcome
 from headrace.runtime.log_cursor import LogCursor
 from headrace.runtime.views import Unit
@@ -245,6 +245,7 @@ def test_it_goes_on_after_anything(source, database, start, visiting, seed):
     """Pauses, locks, lost connections, stops, while groups go back and forth."""
     rng = random.Random(seed)
     changes = {"lane_ms": MS, "lock_timeout_ms": 100, "checkpoint_txids": 3}
+    changes["wal_retention"] = rng.choice(("local", "source"))
     running = start(**changes)
     slow = grouped(running, source, database, "reports", "slow", SLOW)
     more = "SELECT name, s AS dear FROM (" + SUMS + ") x"
@@ -278,6 +279,74 @@ def test_it_goes_on_after_anything(source, database, start, visiting, seed):
         lambda: all(view.live for view in list(running.book.views.values())), "all go on again"
     )
     check(running, source, quick=QUICK, slow=SLOW, more=more, sums=SUMS)
+
+
+@pytest.mark.parametrize("retention", ["local", "source"])
+def test_no_other_view_notices_a_view_that_catches_up(source, database, start, retention):
+    """Whatever it waited for, the stream goes on, and the other views process each txid once."""
+    source.execute("CREATE TABLE due (id int PRIMARY KEY, at timestamptz)")
+    queries = {
+        "quick": QUICK,
+        "sums": SUMS,
+        "over": "SELECT s, count(*) AS c FROM (" + SUMS + ") x GROUP BY s",
+        "late": "SELECT id FROM due WHERE at < now()",
+    }
+    running = start(wal_retention=retention, clock_interval_ms=20, lock_timeout_ms=50)
+    ids = {name: create(running, database, name, query) for name, query in queries.items()}
+    book, rng = running.book, random.Random(11)
+    stream, quick = book.stream, book.views[ids["quick"]]
+
+    def more() -> None:
+        for _ in range(5):
+            change(source, rng, 2)
+            source.execute(
+                "INSERT INTO due SELECT coalesce(max(id), 0) + 1, clock_timestamp() FROM due"
+            )
+            settle(running, source)
+
+    for name in ("sums", "over", "late"):
+        running.on(partial(running.engine.lifecycle.pause, ids[name]))
+    more()
+    for name in ("over", "late", "sums"):
+        running.on(partial(running.engine.lifecycle.resume, ids[name]))
+        more()
+    for name in ("sums", "late"):
+        with locked(database, name):
+            more()
+            wait_until(lambda n=name: not book.views[ids[n]].live, f"{name} is blocked")
+            more()
+        wait_until(lambda n=name: book.views[ids[n]].live, f"{name} goes on")
+    again = create(running, database, "again", SUMS, between=more)
+    wait_until(lambda: book.views[again].processed == book.taken.txid, "it has caught up")
+    check(running, source, again=SUMS, **{n: q for n, q in queries.items() if n != "late"})
+    wait_until(lambda: differs(source, "late", queries["late"]) == [], "time has passed")
+    wait_until(lambda: not book.lagging.views, "all lead again")
+    assert book.stream is stream
+    assert quick.works <= book.taken.txid, "it has processed no txid twice"
+
+
+def test_what_lags_is_told_by_a_row_of_the_log(source, database, start):
+    running = start()
+    ids = [create(running, database, name, QUICK) for name in ("first", "second")]
+    running.on(partial(running.engine.lifecycle.pause, ids[0]))
+    rng = random.Random(12)
+    for _ in range(5):
+        change(source, rng, 2)
+        settle(running, source)
+
+    def rows() -> list[tuple[object, bool]]:
+        found = insight.queues(running.book)
+        return [(row["views"], row["head_txid"] < running.book.taken.txid) for row in found]
+
+    assert running.on(rows) == [(None, False)]
+
+    def resumed() -> list[tuple[object, bool]]:
+        running.engine.lifecycle.resume(ids[0])
+        return rows()
+
+    assert running.on(resumed) == [(None, False), ((ids[0],), True)]
+    settle(running, source)
+    wait_until(lambda: running.on(rows) == [(None, False)], "it leads again")
 
 
 def test_who_reads_the_clock_stays(source, database, start, stay):
