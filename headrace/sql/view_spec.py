@@ -167,7 +167,8 @@ class ViewSpec:
         for name, call in _OWN_CALLS.items():
             if before.get(name) != after.given.get(name):
                 raise UnsupportedError(
-                    f'option "{name}" cannot be changed with the query', hint=f"CALL headrace.{call}."
+                    f'option "{name}" cannot be changed with the query',
+                    hint=f"CALL headrace.{call}.",
                 )
         if before.get("from") != after.given.get("from"):
             raise UnsupportedError(
