@@ -21,6 +21,7 @@ from bench.engine import Engine
 from bench.expressions import Expressions
 from bench.freshness import Freshness
 from bench.growth import Growth
+from bench.isolation import Isolation
 from bench.lanes import Lanes
 from bench.large import Large
 from bench.links import Links
@@ -55,6 +56,7 @@ SCENARIOS: dict[str, type[Scenario]] = {
         Expressions,
         Freshness,
         Growth,
+        Isolation,
         Lanes,
         Large,
         Links,

@@ -83,7 +83,7 @@ class _Tables:
     def described(self, found: Sequence[Description]) -> dict[int, HeadraceError]:
         self._columns.describe(found)
         errors: dict[int, HeadraceError] = self._on_engine(
-            partial(self._watch.check_described, found)
+            partial(self._watch.check_lagging, found)
         )
         return errors
 

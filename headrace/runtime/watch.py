@@ -259,12 +259,21 @@ class Watch:
                 standby), so their alterations are not known.
         """
         self._columns.describe(found)
-        return self.check_described(found)
+        return self._check_with(self._described_by(found), {d.xid for d in found})
 
-    def check_described(self, found: Sequence[Description]) -> dict[int, HeadraceError]:
-        """Check the views that read tables described anew; see ``described``."""
-        tables = {description.relation.oid for description in found}
-        return self._check_with(self._readers(sorted(tables)), {d.xid for d in found})
+    def check_lagging(self, found: Sequence[Description]) -> dict[int, HeadraceError]:
+        """Return the errors of views that lag and cannot take the rows after these descriptions.
+
+        Raises:
+            TransientError: as ``described``.
+        """
+        lagging = {view.id for view in self._state.lagging_views}
+        views = [view for view in self._described_by(found) if view.id in lagging]
+        return self._check_with(views, {d.xid for d in found})
+
+    def _described_by(self, found: Sequence[Description]) -> list[View]:
+        """Return the owned views that read the tables of these descriptions."""
+        return self._readers(sorted({description.relation.oid for description in found}))
 
     def numbered(self, changes: Changes, xid: int, read: Collection[int] | None) -> pa.RecordBatch:
         """Return the changes with columns by attribute number; see ``Columns``."""
