@@ -76,10 +76,13 @@ _TRAIN_TXIDS: Final = 1_000
 _RETRY_S: Final = 0.2
 """Pause after a train that met a temporary error."""
 _RETRY_S_MAX: Final = 5.0
-_LINGER_S: Final = 0.5
+_LINGER_S: Final = 0.1
 """Seconds for which a view may be about to lead before new batches wait for it."""
 _MEETING_S: Final = 0.1
-"""Longest time for which new batches wait, and a tenth of the shortest time between two waits."""
+"""Longest time for which new batches wait; doubled each time that it was too short."""
+_MEETING_S_MAX: Final = 1.0
+_MEETING_PAUSE: Final = 10
+"""Shortest time between two waits, as a multiple of the last wait."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +153,7 @@ class CatchingUp:
         self._retry_at = 0.0
         self._near_since: float | None = None
         """Since when a view has been about to lead."""
+        self._meets_s = _MEETING_S
         self._meets_until = 0.0
         self._meets_again = 0.0
         self._scores: Counter[str] = Counter()
@@ -199,8 +203,10 @@ class CatchingUp:
             return self._meets_until - now
         if now - self._near_since < _LINGER_S or now < self._meets_again:
             return 0.0
-        self._meets_until, self._meets_again = now + _MEETING_S, now + 10 * _MEETING_S
-        return _MEETING_S
+        meets_s = self._meets_s
+        self._meets_until, self._meets_again = now + meets_s, now + _MEETING_PAUSE * meets_s
+        self._meets_s = min(2 * meets_s, _MEETING_S_MAX)
+        return meets_s
 
     def _is_near(self) -> bool:
         state = self._state
@@ -442,6 +448,7 @@ class CatchingUp:
                 lagging.views.discard(view_id)  # it catches up once it goes on
             elif self._has_all([view]):
                 lagging.views.discard(view_id)
+                self._meets_s = _MEETING_S
                 view.story.add("has caught up", txid=view.processed)
 
     def _has_all(self, views: Iterable[View]) -> bool:

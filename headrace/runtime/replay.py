@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Final
 
 import structlog
 
@@ -19,9 +20,15 @@ from headrace.forwarder.batcher import Backlog, Cut
 from headrace.runtime import positions
 from headrace.runtime.engine_state import EngineState
 from headrace.runtime.positions import BatchRecord, Position, StateMark
+from headrace.runtime.views import View
 from headrace.types import format_lsn, parse_lsn
 
 _log = structlog.get_logger(__name__)
+
+_NEAR_TXIDS: Final = 64
+"""Batches that a view may lack and lead at once, while the other views wait for it."""
+_NEAR_BYTES: Final = 1 << 20
+"""Bytes of these batches, likewise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +72,7 @@ def plan(state: EngineState) -> Plan:
     live += parts
     last = max([state.position.txid, *ends])
     _retain(state, min([last, *(mark.txid for mark in live)]), last)
-    lagging = {view.id for view in views if state.can_lag(view, state.position.txid)}
+    lagging = {view.id for view in views if _lags(state, view)}
     if lagging:
         live = [view.mark for view in views if view.id not in lagging] + parts
         live.append(StateMark(state.position.txid, state.position.lsn, 0))
@@ -85,6 +92,23 @@ def plan(state: EngineState) -> Plan:
     if base >= known.txid:
         return Plan(known, None, cuts, known.lsn)
     return Plan(start, retained.backlog(base), cuts, known.lsn)
+
+
+def _lags(state: EngineState, view: View) -> bool:
+    """Return whether a view is so far behind the position that it reads the log by itself.
+
+    A view that led has a table that is further than its state, or a state that is a few batches
+    behind, because a checkpoint left it out.  It leads again, so that it agrees with the others.
+    """
+    position, mark = state.position, view.mark
+    if not state.can_lag(view, position.txid):
+        return False
+    if view.progress is not None and view.progress.txid >= position.txid:
+        return False
+    lacks = position.txid - mark.txid
+    retained = state.retained
+    size = retained.bytes_after(mark.txid) - retained.bytes_after(position.txid)
+    return lacks > _NEAR_TXIDS or size > _NEAR_BYTES
 
 
 def _find(state: EngineState) -> None:

@@ -82,7 +82,10 @@ class PositionWaits:
                 )
             elif self._state.missing(view) is not None:
                 left.append(waiting)  # its worker still needs the staged states
-            elif view.mark.txid >= waiting.txid or view.status == Status.PAUSED:
+            elif view.status == Status.PAUSED or (
+                # From then on it changes in one transaction with the views of its group.
+                view.mark.txid >= waiting.txid and view.id not in self._state.lagging.views
+            ):
                 waiting.future.set_result(None)
             else:
                 left.append(waiting)

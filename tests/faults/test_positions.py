@@ -29,7 +29,7 @@ INSERT INTO items SELECT i, 'n' || i, i FROM generate_series(1, 50) i;
 
 def test_nothing_is_confirmed_that_a_kill_could_lose(start, database, source):  # H14
     """After kill -9 at any moment the state on disk covers the position confirmed to the slot."""
-    running = start(feedback_interval_ms=1)
+    running = start(feedback_interval_ms=1, wal_retention="source")
     for name in ("a", "b"):
         create_view(running, database, name, source_plan(source, "items"), QUERY)
     running.stop()
@@ -85,7 +85,7 @@ def test_nothing_is_confirmed_that_a_kill_could_lose(start, database, source):  
 
 
 def test_blocked_view_pins_no_more_wal_than_the_budget(start, database, source):
-    running = start(wal_budget_bytes=2_000_000, feedback_interval_ms=20)
+    running = start(wal_budget_bytes=2_000_000, feedback_interval_ms=20, wal_retention="source")
     physical = source_plan(source, "items")
     view_id = create_view(running, database, "a", physical, QUERY)
     create_view(running, database, "b", physical, QUERY)

@@ -76,7 +76,7 @@ def test_slot_of_another_database_is_refused(conn, settings, postgres):
             "SELECT pg_create_logical_replication_slot(%s, 'pgoutput')", (settings.slot_name,)
         )
         try:
-            with pytest.raises(PrerequisiteError, match="not ours"):
+            with pytest.raises(PrerequisiteError, match="cannot be used"):
                 setup.ensure(conn, settings, watched.fed)
         finally:
             other.execute("SELECT pg_drop_replication_slot(%s)", (settings.slot_name,))
