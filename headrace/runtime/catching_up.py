@@ -450,6 +450,7 @@ class CatchingUp:
                 lagging.views.discard(view_id)
                 self._meets_s = _MEETING_S
                 view.story.add("has caught up", txid=view.processed)
+                self._poke()  # a caller may wait for that
 
     def _has_all(self, views: Iterable[View]) -> bool:
         """Return whether views, and the shared subplans that they need, lack no batch."""
