@@ -19,7 +19,12 @@ from tests.waiting import again_and_again, wait_until
 
 pytestmark = [
     pytest.mark.shared_engine,
-    pytest.mark.engine_with(HEADRACE_HTTP="127.0.0.1:0", HEADRACE_LOCK_TIMEOUT_MS="300"),
+    pytest.mark.engine_with(
+        HEADRACE_HTTP="127.0.0.1:0",
+        HEADRACE_LOCK_TIMEOUT_MS="300",
+        # The view that stands still holds back the slot.
+        HEADRACE_WAL_RETENTION="source",
+    ),
 ]
 
 TABLES = """
