@@ -1,4 +1,4 @@
-"""isolation: what an unrelated view sees of another view's trouble.
+"""isolation: the delay of an unrelated view while another view is in trouble.
 
 A probe view follows its own table.  Another view, over a large table, is paused and resumed many
 changes behind, its result table is locked and released, and a third one is created over that table.

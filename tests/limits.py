@@ -221,4 +221,4 @@ def read(paths: list[Path]) -> dict[Path, ast.AST]:
 
 
 # Sentences whose clause has a pronoun for its subject (tests/test_prose.py); they may only fall.
-PROSE = {"headrace": 10, "tests": 446, "pages": 20}
+PROSE = {"headrace": 10, "tests": 0, "pages": 20}

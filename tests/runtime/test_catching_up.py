@@ -283,7 +283,7 @@ def test_it_goes_on_after_anything(source, database, start, visiting, seed):
 
 @pytest.mark.parametrize("retention", ["local", "source"])
 def test_no_other_view_notices_a_view_that_catches_up(source, database, start, retention):
-    """Whatever it waited for, the stream goes on, and the other views process each txid once."""
+    """The stream goes on, and the other views process each txid once."""
     source.execute("CREATE TABLE due (id int PRIMARY KEY, at timestamptz)")
     queries = {
         "quick": QUICK,
