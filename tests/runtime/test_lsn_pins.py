@@ -108,7 +108,7 @@ def change(running, source, number: int) -> int:
 
 
 def test_a_hold_is_granted_and_kept_while_the_engine_is_busy(source, start, database):
-    running = start(feedback_interval_ms=20)
+    running = start(feedback_interval_ms=20, wal_retention="source")
     create_view(running, database, "v", source_plan(source, "items"), QUERY)
     go_on = threading.Event()
     busy = running.engine.submit(lambda: go_on.wait(PATIENCE_S))
@@ -124,7 +124,7 @@ def test_a_hold_is_granted_and_kept_while_the_engine_is_busy(source, start, data
     assert confirmed(source, running) <= hold.lsn
     running.stop()
     # The pin outlives the worker, until the builder releases it.
-    running = start(feedback_interval_ms=20)
+    running = start(feedback_interval_ms=20, wal_retention="source")
     assert running.book.holds.jobs() == {"job": hold}
     before = change(running, source, 4)
     assert confirmed(source, running) <= hold.lsn

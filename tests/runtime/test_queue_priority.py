@@ -192,10 +192,11 @@ def test_a40_what_nobody_else_reads_is_handed_over(source, database, start):
     rng = random.Random(3)
     change(source, rng, 5)
     check(running, source, one=ROWS)
-    assert running.book.queues.queues == []
+    log = running.book.retained.queue
+    assert running.book.queues.queues == [log]
     create(running, database, "two", SUMS)
     [shared] = joined(running)
     change(source, rng, 5)
     check(running, source, one=ROWS, two=SUMS)
-    assert running.book.queues.queues == [shared.output]
+    assert running.book.queues.queues == [log, shared.output]
     assert shared.output.written_bytes
