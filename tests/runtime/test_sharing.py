@@ -349,7 +349,7 @@ def _remove(folder: Path) -> None:
 @pytest.mark.parametrize("spoil", [_flip, _remove], ids=["flipped", "removed"])
 def test_what_was_sent_to_a_paused_view_is_lost(source, database, start, spoil):
     """The view reports the loss and keeps its last contents; the other one goes on."""
-    running = start()
+    running = start(wal_retention="source")
     one = create(running, database, "one", ROWS)
     create(running, database, "two", SUMS)
     joined(running)
@@ -362,7 +362,7 @@ def test_what_was_sent_to_a_paused_view_is_lost(source, database, start, spoil):
     check(running, source, two=SUMS)
     running.stop()
     spoil(running.settings.queue_dir)
-    running = start()
+    running = start(wal_retention="source")
     change(source, rng, 20)
     check(running, source, two=SUMS)
     running.on(lambda: running.engine.lifecycle.resume(one))
