@@ -35,7 +35,7 @@ def rows(conn: psycopg.Connection, function: str) -> list[dict[str, object]]:
 
 def by_reader(conn: psycopg.Connection) -> dict[object, dict[str, object]]:
     """Return the rows of queues() by reader."""
-    return {row["reader"]: row for row in rows(conn, "queues")}
+    return {row["reader"]: row for row in rows(conn, "queues") if row["kind"] == "subplan"}
 
 
 @pytest.fixture
