@@ -163,7 +163,7 @@ def test_the_next_table_of_a_name_has_statements_of_its_own(conn, database):
 def test_missing_row_is_noticed_and_nothing_remains(conn):
     target = make(conn, {"a": "numeric"})
     write(conn, target, [(("1.0",), 1)])
-    with pytest.raises(SinkTableError, match="somebody else"):
+    with pytest.raises(SinkTableError, match="another program"):
         write(conn, target, [(("1.00",), -1), (("7",), 1)])
     assert contents(conn, target) == [("1.0",)]
 
