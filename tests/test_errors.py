@@ -16,8 +16,8 @@ from headrace.runtime.leaving import with_hint
 VIEW = SimpleNamespace(argument="public.v")
 CALL = "CALL headrace.resync_view('public.v')"
 REPAIRS = (
-    (None, f"{CALL} fills it anew."),
-    (RESYNC, f"{CALL} fills it anew."),
+    (None, f"{CALL} rebuilds it."),
+    (RESYNC, f"{CALL} rebuilds it."),
     (Repair("Create the table again"), f"Create the table again, then {CALL}."),
     (Repair("Run: GRANT x", Then.RESUMED), "Run: GRANT x; then the view goes on by itself."),
     # These hints only look like repairs.

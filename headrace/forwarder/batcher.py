@@ -80,6 +80,8 @@ class Batch:
     """Bytes in memory."""
     txid: int | None = None
     """The recorded txid during replay."""
+    first: int | None = None
+    """The first of several txids in it; None: it has one."""
     opened_at: float = 0.0
     oldest_us: int = 0
     """Commit time of its oldest transaction, likewise; 0: unknown (A-42)."""

@@ -4,6 +4,6 @@
 ctypedef unsigned long long Hash
 
 cdef Hash fnv(const unsigned char *data, Py_ssize_t begin, Py_ssize_t end) noexcept
-cdef Hash copy(
+cdef Hash fnv_copy(
     const unsigned char *data, Py_ssize_t begin, Py_ssize_t end, unsigned char *out, Py_ssize_t at
 ) noexcept

@@ -34,7 +34,7 @@ def fnv(
 
 @cython.cfunc
 @cython.exceptval(check=False)
-def copy(
+def fnv_copy(
     data: cython.p_const_uchar,
     begin: cython.Py_ssize_t,
     end: cython.Py_ssize_t,

@@ -7,7 +7,7 @@
 
 A view lags if it begins further back than the last batch taken: it was just populated, it was
 paused or its table was locked.  A commit group lags if it is slow: it takes most of the time of
-batches, and more than ``lane_ms`` each.  Batches are coalesced (a train) as far as that is exact,
+batches, and more than ``lane_ms`` each.  Batches are coalesced as far as that is exact,
 so that such a view does not fall behind for ever.  A view that has reached the last batch taken
 leads again; a slow group does so once it is fast.
 
@@ -18,10 +18,10 @@ exclusive:
   states: no checkpoint of them is under way, no memory is moved, no command runs.
 * Invariant 2: lagging views never go beyond the last commit of the leading ones since the stream
   began, so a view that leads again has nothing in flight here.
-* Invariant 3: a train crosses no txid at which an earlier run left a result table, or the output of
+* Invariant 3: a coalesced batch crosses no txid at which an earlier run left a result table, or the output of
   a shared subplan, so that the earlier run is repeated in the same pieces.
 * Invariant 4: the output of a shared subplan at a txid follows from that txid only, unless all its
-  readers take the same train.
+  readers take the same coalesced batch.
 
 Views on other workers do not lag: they wait until the stream is replayed for them.  A slow group
 with views that read the clock leads, because time passes for it without batches.
@@ -50,6 +50,7 @@ from headrace.runtime.columns import Types, types_of
 from headrace.runtime.commits import Commits
 from headrace.runtime.engine_state import EngineState
 from headrace.runtime.intake import Intake
+from headrace.runtime.intake_log import IntakeLog
 from headrace.runtime.lateness import Lateness
 from headrace.runtime.log_cursor import LogCursor, OnEngine
 from headrace.runtime.shared import Shared
@@ -70,11 +71,11 @@ _STAY_S: Final = 30.0
 """Seconds for which a slow group lags at least, the first time."""
 _STAY_S_MAX: Final = 3_600.0
 _GIVE_UP_S: Final = 0.05
-_TRAIN_BYTES: Final = 4 << 20
-"""Maximum bytes of a train, except for a single txid; commands wait for its end."""
-_TRAIN_TXIDS: Final = 1_000
+_COALESCED_BYTES: Final = 4 << 20
+"""Maximum bytes of a coalesced batch, except for a single txid; commands wait for its end."""
+_COALESCED_TXIDS: Final = 1_000
 _RETRY_S: Final = 0.2
-"""Pause after a train that met a temporary error."""
+"""Pause after a coalesced batch that met a temporary error."""
 _RETRY_S_MAX: Final = 5.0
 _LINGER_S: Final = 0.1
 """Seconds for which a view may be about to lead before new batches wait for it."""
@@ -86,7 +87,7 @@ _MEETING_PAUSE: Final = 10
 
 
 @dataclass(frozen=True, slots=True)
-class _Train:
+class _CoalescedBatch:
     """Consecutive txids, processed as their last one."""
 
     first: int
@@ -103,6 +104,19 @@ class _Train:
 Result = tuple[Outcome, Batch]
 
 
+@dataclass(frozen=True, slots=True)
+class EngineCalls:
+    """What the lagging views need of the engine."""
+
+    on_engine: OnEngine
+    """Callable from any thread but the engine's."""
+    admit: Callable[[int, int], None]
+    """``SinkThread.admit`` of the leading views."""
+    rewind_soon: Callable[[], None]
+    poke: Callable[[], None]
+    """Wakes the engine's thread; callable from any thread."""
+
+
 class CatchingUp:
     """The lagging views of one engine; its thread calls every method."""
 
@@ -114,42 +128,37 @@ class CatchingUp:
         taps: ChangeCapture,
         lateness: Lateness,
         watch: Watch,
-        on_engine: OnEngine,
-        admit: Callable[[int, int], None],
-        rewind_soon: Callable[[], None],
-        poke: Callable[[], None],
+        calls: EngineCalls,
     ) -> None:
-        """Create it; ``on_engine`` and ``poke``, which wakes the engine, are for any thread.
-
-        ``admit``: ``SinkThread.admit`` of the leading views.
-        """
         self._state = state
         self._intake = intake
         self._commits = commits
         self._taps = taps
         self._lateness = lateness
         self._watch = watch
-        self._on_engine = on_engine
-        self._admit = admit
-        self._rewind_soon = rewind_soon
-        self._poke = poke
+        self._on_engine = calls.on_engine
+        self._admit = calls.admit
+        self._rewind_soon = calls.rewind_soon
+        self._poke = calls.poke
         self._processor: Final = intake.beside(
-            lambda units: on_engine(partial(watch.altered, units))
+            lambda units: calls.on_engine(partial(watch.altered, units))
         )
         self._job: Final = SingleJob()
-        self._sink: Final = SinkThread(self._job, state.suspects, poke, "headrace-lagging-sink")
+        self._sink: Final = SinkThread(
+            self._job, state.suspects, calls.poke, "headrace-lagging-sink"
+        )
         self._connected = False
         """Whether the sink thread has a connection."""
         self._thread: Final = ThreadPoolExecutor(1, "headrace-lagging")
         self._thread.submit(int)  # it is there from the beginning (E-15)
         self._cursors: dict[int, LogCursor] = {}
         """By the txid after which each stands."""
-        self._train: _Train | None = None
+        self._coalesced: _CoalescedBatch | None = None
         self._future: Future[Result] | None = None
         self._behind_next = False
-        """Whether the next train is one of the view that is furthest behind."""
+        """Whether the next coalesced batch is one of the view that is furthest behind."""
         self._errors = 0
-        """Trains that met a temporary error, since the last one that did not."""
+        """Coalesced batches that met a temporary error, since the last one that did not."""
         self._retry_at = 0.0
         self._near_since: float | None = None
         """Since when a view has been about to lead."""
@@ -175,7 +184,7 @@ class CatchingUp:
 
     @property
     def busy(self) -> bool:
-        """Whether a train is being processed or written."""
+        """Whether a coalesced batch is being processed or written."""
         return self._future is not None or self._job.busy
 
     @property
@@ -244,30 +253,30 @@ class CatchingUp:
         self._poke()
 
     def step(self) -> None:
-        """Begin to process the next train, if possible."""
+        """Begin to process the next coalesced batch, if possible."""
         state, lagging = self._state, self._state.lagging
         if self.busy or not lagging.any or clock.monotonic() < self._retry_at:
             return
         if lagging.left_out or state.checkpoints.underway:
             return  # a checkpoint may hold their states, or has to be made up for
-        train = self._next()
-        if train is None:
+        coalesced = self._next()
+        if coalesced is None:
             return
-        lagging.working = frozenset(unit.id for unit in train.units)
-        record = state.records.get(train.last)
+        lagging.working = frozenset(unit.id for unit in coalesced.units)
+        record = state.records.get(coalesced.last)
         attempt = self._errors + (record.attempt if record is not None else 0)
-        types = types_of([unit.own for unit in train.units])
-        self._train = train
-        self._future = self._thread.submit(self._run, train, attempt, types)
+        types = types_of([unit.own for unit in coalesced.units])
+        self._coalesced = coalesced
+        self._future = self._thread.submit(self._run, coalesced, attempt, types)
         self._future.add_done_callback(lambda _: self._poke())
 
-    def _run(self, train: _Train, attempt: int, types: Types) -> Result:
-        """Process a train; on the thread of its own."""
-        frames, batch = train.cursor.read(train.last, attempt, types)
-        return self._processor.run(train.views, frames, train.needed), batch
+    def _run(self, coalesced: _CoalescedBatch, attempt: int, types: Types) -> Result:
+        """Process a coalesced batch; on the thread of its own."""
+        frames, batch = coalesced.cursor.read(coalesced.last, attempt, types)
+        return self._processor.run(coalesced.views, frames, coalesced.needed), batch
 
-    def _next(self) -> _Train | None:
-        """Return the next train; None: there is nothing to process."""
+    def _next(self) -> _CoalescedBatch | None:
+        """Return the next coalesced batch; None: there is nothing to process."""
         state = self._state
         views = state.lagging_views
         shared = state.needed(views)
@@ -281,15 +290,15 @@ class CatchingUp:
         taking = [view for view in views if view.processed == at]
         needed_now = {s.id for s in state.needed(taking)}
         needed = [s for s in shared if s.processed == at or s.id in needed_now]
-        end = min([end, at + _TRAIN_TXIDS, *(txid for txid in behind if txid > at)])
+        end = min([end, at + _COALESCED_TXIDS, *(txid for txid in behind if txid > at)])
         last = self._last(taking, needed, at + 1, end)
         if last > at + 1:
-            last = state.retained.last_within(at, last, _TRAIN_BYTES)
+            last = _last_within(state.retained, at, last)
         cursor = self._cursors.pop(at, None)
         if cursor is None:
             cursor = LogCursor(state.retained, at, self._watch, self._on_engine)
         units = [*taking, *(s for s in needed if s.processed == at)]
-        return _Train(at + 1, last, taking, needed, units, cursor, clock.monotonic())
+        return _CoalescedBatch(at + 1, last, taking, needed, units, cursor, clock.monotonic())
 
     def _possible(self, at: int, views: Sequence[View], shared: Sequence[Shared]) -> bool:
         """Return whether the units at ``at`` can go on: all that they read is not behind them."""
@@ -302,7 +311,7 @@ class CatchingUp:
         )
 
     def _last(self, views: Sequence[View], needed: Iterable[Shared], first: int, end: int) -> int:
-        """Return the last txid of a train from ``first`` on (Invariants 3 and 4)."""
+        """Return the last txid of a coalesced batch from ``first`` on (Invariants 3 and 4)."""
         state = self._state
         if self._taps.any or not state.suspects.quiet:
             return first
@@ -326,47 +335,47 @@ class CatchingUp:
         Raises:
             TransientError: nothing is lost; the work must be repeated.
         """
-        future, train = self._future, self._train
-        if future is not None and train is not None and future.done():
-            self._future = self._train = None
+        future, coalesced = self._future, self._coalesced
+        if future is not None and coalesced is not None and future.done():
+            self._future = self._coalesced = None
             self._state.lagging.working = frozenset()
             try:
                 outcome, batch = future.result()
             except TransientError as error:
-                if not self._state.retained.covers(train.first - 1):
+                if not self._state.retained.covers(coalesced.first - 1):
                     raise  # the log is damaged
-                self._try_again(train, error)
+                self._try_again(coalesced, error)
             else:
-                self._took(train, outcome, batch)
+                self._took(coalesced, outcome, batch)
         answer = self._job.answer()
         if answer is not None:
             self._commits.beside(answer)
 
-    def _took(self, train: _Train, outcome: Outcome, batch: Batch) -> None:
+    def _took(self, coalesced: _CoalescedBatch, outcome: Outcome, batch: Batch) -> None:
         self._errors = 0
-        self._cursors[train.last] = train.cursor
+        self._cursors[coalesced.last] = coalesced.cursor
         now = clock.monotonic()
-        self._lateness.processed(outcome, now - train.begun, train.views)
-        if now - train.begun >= self._state.settings.lane_ms / 1000:
-            # A group whose train was slow stays longer.
-            touched = {v.commit_group for v in train.views if v.id in outcome.touched}
+        self._lateness.processed(outcome, now - coalesced.begun, coalesced.views)
+        if now - coalesced.begun >= self._state.settings.lane_ms / 1000:
+            # A group whose coalesced batch was slow stays longer.
+            touched = {v.commit_group for v in coalesced.views if v.id in outcome.touched}
             for group in touched & self._state.lagging.groups:
                 stay_s, _ = self._stays.get(group, (_STAY_S, 0.0))
                 self._stays[group] = stay_s, now + stay_s
         job = self._intake.finished(
-            outcome, train.views, train.needed, batch.end_lsn, batch.transactions
+            outcome, coalesced.views, coalesced.needed, batch.end_lsn, batch.transactions
         )
         batch.close()
         self._job.put(job)
         at = {unit.processed for unit in self._units()}
         self._cursors = {txid: c for txid, c in self._cursors.items() if txid in at}
 
-    def _try_again(self, train: _Train, error: TransientError) -> None:
-        """Process a train again, after a pause; other views are not concerned."""
+    def _try_again(self, coalesced: _CoalescedBatch, error: TransientError) -> None:
+        """Process a coalesced batch again, after a pause; other views are not concerned."""
         self._errors += 1
         self._retry_at = clock.monotonic() + min(_RETRY_S * 2**self._errors, _RETRY_S_MAX)
-        _log.warning("views that lag are interrupted", txid=train.last, reason=error.message)
-        for unit in train.units:
+        _log.warning("views that lag are interrupted", txid=coalesced.last, reason=error.message)
+        for unit in coalesced.units:
             unit.reset()
 
     def abort(self, serve: Callable[[], None]) -> None:
@@ -376,7 +385,7 @@ class CatchingUp:
         """
         self._sink.leave()
         self._connected = False
-        future, self._future, self._train = self._future, None, None
+        future, self._future, self._coalesced = self._future, None, None
         if future is not None:
             for unit_id in self._state.lagging.working:
                 unit = self._state.unit(unit_id)
@@ -564,6 +573,22 @@ class CatchingUp:
         _log.warning("no room for what waits for slow commit groups")
         self._refused_until = clock.monotonic() + _STAY_S_MAX
         self._state.lagging.groups.clear()
+
+
+def _last_within(log: IntakeLog, after: int, last: int) -> int:
+    """Return the last txid of a batch after ``after`` of at most ``_COALESCED_BYTES`` bytes.
+
+    It has one txid at least, and none after ``last``.
+    """
+    least = log.bytes_after(after) - _COALESCED_BYTES
+    low, high = after + 1, last
+    while low < high:
+        middle = (low + high + 1) // 2
+        if log.bytes_after(middle) >= least:
+            low = middle
+        else:
+            high = middle - 1
+    return low
 
 
 def _nothing() -> None:

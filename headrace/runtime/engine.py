@@ -35,7 +35,7 @@ from headrace.forwarder.batcher import Batch
 from headrace.network.messages import Work
 from headrace.postgres import failures
 from headrace.runtime.attaching import Attaching
-from headrace.runtime.catching_up import CatchingUp
+from headrace.runtime.catching_up import CatchingUp, EngineCalls
 from headrace.runtime.change_capture import ChangeCapture
 from headrace.runtime.checkpoints import Checkpoints
 from headrace.runtime.commits import Commits
@@ -133,10 +133,7 @@ class Engine:
             self.taps,
             self._lateness,
             self.watch,
-            self._on_engine,
-            self._sink.admit,
-            rewind_soon,
-            self._poke,
+            EngineCalls(self._on_engine, self._sink.admit, rewind_soon, self._poke),
         )
         go_on = self._catching_up.go_on
         self._healing: Final = Retries(state, self.leaving, go_on, rewind_soon)

@@ -67,15 +67,13 @@ class StreamFrames(Frames):
         describer: Describer,
         instant: int = 0,
         types: Types | None = None,
-        *,
-        first: int | None = None,
     ) -> None:
         """Create frames of ``batch``; ``describer`` gets new table descriptions before their rows.
 
         Columns in ``types`` are parsed once, into values, and other columns are left out.  Without
-        ``types``, all columns come as text.  ``first``: the first of several txids in it.
+        ``types``, all columns come as text.
         """
-        super().__init__(txid if first is None else first, txid, attempt, instant, batch.oldest_us)
+        super().__init__(batch.first or txid, txid, attempt, instant, batch.oldest_us)
         self._types = types
         self.pass_on: list[Callable[[list[TableDiffs] | None], None]] = []
         """Functions called with each chunk once, and with None at the end."""

@@ -2,8 +2,8 @@
 
 One queue (``storage/``) holds every batch by its txid, as the raw messages from the stream, so that
 it can be decoded again.  There is one queue for all tables, because a replay needs whole batches,
-over all tables in commit order.  For the format see ``packing.py``.  A view that stands further back
-reads the log from its position on (``catching_up.py``); no other view notices.
+over all tables in commit order.  For the format see ``packing.py``.  A view that stands further
+back reads the log from its position on (``catching_up.py``); no other view notices.
 
 With ``wal_retention = local`` the source may discard what the log has, so the log outlives the
 process.  With ``source`` it is a cache: the source keeps the same changes, and a full log begins
@@ -345,23 +345,6 @@ class IntakeLog:
 
     def _record(self, txid: int) -> BatchRecord:
         return packing.record(txid, self.read(txid))
-
-    def last_within(self, after: int, last: int, bytes_max: int) -> int:
-        """Return the last txid of those after ``after`` that have ``bytes_max`` bytes together.
-
-        At least one, and none after ``last``.
-        """
-        queue = self.queue
-        assert queue is not None, "covers(after)"
-        left = queue.bytes_after(after) - bytes_max
-        low, high = after + 1, last
-        while low < high:
-            middle = (low + high + 1) // 2
-            if queue.bytes_after(middle) >= left:
-                low = middle
-            else:
-                high = middle - 1
-        return low
 
     def read(self, txid: int) -> list[Frame]:
         """Return the frames of a batch; callable from any thread.

@@ -33,7 +33,7 @@ class LogCursor:
         """Stand after txid ``after``."""
         self.txid = after
         """The last txid that was read."""
-        self._log: Final = log
+        self._intake_log: Final = log
         self._decoder: Final = Decoder()
         self._tables: Final = _Tables(watch, on_engine)
         self._told: dict[bytes, bytes] = {}
@@ -46,14 +46,12 @@ class LogCursor:
         Raises:
             TransientError: the log is damaged.
         """
-        first, whole = self.txid + 1, Batch()
-        for txid in range(first, last + 1):
-            _append(whole, packing.unpack(txid, self._log.read(txid), self._told))
+        whole = Batch(first=self.txid + 1)
+        for txid in range(self.txid + 1, last + 1):
+            _append(whole, packing.unpack(txid, self._intake_log.read(txid), self._told))
         self.txid = whole.txid = last
         instant = whole.commit_time_us
-        frames = StreamFrames(
-            whole, self._decoder, last, attempt, self._tables, instant, types, first=first
-        )
+        frames = StreamFrames(whole, self._decoder, last, attempt, self._tables, instant, types)
         return frames, whole
 
 

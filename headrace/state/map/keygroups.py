@@ -15,9 +15,9 @@ from typing import Any
 import cython
 
 if cython.compiled:
-    from cython.cimports.headrace.kernels.hashes import copy, fnv
+    from cython.cimports.headrace.kernels.hashes import fnv, fnv_copy
 else:
-    from headrace.kernels.hashes import copy, fnv
+    from headrace.kernels.hashes import fnv, fnv_copy
 
 _GROUPS = [bytes((i,)) for i in range(256)]
 _unpack = struct.Struct("<q").unpack
@@ -75,7 +75,7 @@ def put_physical(
     target: cython.p_uchar = cython.address(out[0]) if cython.compiled else out
     p: cython.Py_ssize_t = 0
     for i in range(len(limits) - 1):
-        out[p] = _group(copy(data, limits[i], limits[i + 1], target, p + 1))
+        out[p] = _group(fnv_copy(data, limits[i], limits[i + 1], target, p + 1))
         p += 1 + limits[i + 1] - limits[i]
         if len(row_limits):
             for q in range(row_limits[i], row_limits[i + 1]):
