@@ -129,7 +129,12 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Spark]:
 def make_bench(database: str, conn: psycopg.Connection, path: Path, spark: Spark | None) -> Bench:
     name = conn.info.dbname
     settings = Settings(
-        source=database, data_dir=path / "data", slot_name=f"s_{name}", spark_idle_ms=0
+        source=database,
+        data_dir=path / "data",
+        slot_name=f"s_{name}",
+        spark_idle_ms=0,
+        # The worker of these tests has no intake log.
+        wal_retention="source",
     )
     install.install(conn)
     setup.ensure_publication(conn, settings, watched.fed)
