@@ -13,7 +13,9 @@ import heapq
 import itertools
 from concurrent.futures import Future, InvalidStateError
 from dataclasses import dataclass, field
+from typing import Final
 
+from headrace import clock
 from headrace.errors import DefiniteFailure, HeadraceError, UndefinedError
 from headrace.forwarder.stream import Stream
 from headrace.runtime import views
@@ -21,6 +23,9 @@ from headrace.runtime.engine_state import EngineState
 from headrace.runtime.views import View
 from headrace.sql import views as catalog
 from headrace.sql.status import Status
+
+_LEAD_S: Final = 10.0
+"""Seconds after which a new view need not lead to be there: the others may be too busy."""
 
 
 @dataclass(order=True, slots=True)
@@ -35,6 +40,8 @@ class _Adopted:
     view_id: int
     txid: int
     future: Future[None]
+    reached_at: float | None = None
+    """When it had the txid, on the monotonic clock."""
 
 
 class PositionWaits:
@@ -82,15 +89,25 @@ class PositionWaits:
                 )
             elif self._state.missing(view) is not None:
                 left.append(waiting)  # its worker still needs the staged states
-            elif view.status == Status.PAUSED or (
-                # From then on it changes in one transaction with the views of its group.
-                view.mark.txid >= waiting.txid and view.id not in self._state.lagging.views
-            ):
+            elif view.status == Status.PAUSED or self._leads(view, waiting):
                 waiting.future.set_result(None)
             else:
                 left.append(waiting)
         self._adopted = left
         self.check()
+
+    def _leads(self, view: View, waiting: _Adopted) -> bool:
+        """Return whether a view has reached its txid, and leads or has had time to do so.
+
+        A view that leads changes in one transaction with the other views of its group.
+        """
+        if view.mark.txid < waiting.txid:
+            return False
+        now = clock.monotonic()
+        if waiting.reached_at is None:
+            waiting.reached_at = now
+        lags = view.id in self._state.lagging.views
+        return not lags or now > waiting.reached_at + _LEAD_S
 
     def check(self) -> None:
         """Complete the futures of reached positions; the engine calls this in each cycle."""
