@@ -59,7 +59,7 @@ def test_paused_views_stand_still_and_go_on(engine, source):
         assert differs(source, "a", QUERY) == []
 
 
-@pytest.mark.engine_with(HEADRACE_WAL_BUDGET_BYTES="2000000")
+@pytest.mark.engine_with(HEADRACE_WAL_BUDGET_BYTES="2000000", HEADRACE_WAL_RETENTION="source")
 def test_a_view_paused_for_too_long_needs_a_resync(engine, source):
     with psycopg.connect(engine.dsn, autocommit=True) as commander:
         for name in ("a", "b"):
