@@ -128,7 +128,6 @@ RUNTIME: dict[str, set[str]] = {
             ".watch",
             ".watermark",
             ".coverage",
-            "records",
             "threads",
         ),
     },
