@@ -123,9 +123,7 @@ class Leaving:
         view.doom = None
         view.retry_at = clock.monotonic() + state.settings.sink_retry_ms / 1000
         view.story.add(status, reason=error.message, code=error.code)
-        _log.warning(
-            "view stopped", view=view.id, status=status, code=error.code, reason=repr(error)
-        )
+        _log.warning("view stopped", view=view.id, status=status, code=error.code)
         if not blocked:
             self._sharing.remove_feeds(view.id)
         self._waits.caught_up()
