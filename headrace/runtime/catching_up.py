@@ -7,9 +7,9 @@
 
 A view lags if it begins further back than the last batch taken: it was just populated, it was
 paused or its table was locked.  A commit group lags if it is slow: it takes most of the time of
-batches, and more than ``lane_ms`` each.  Batches are coalesced as far as that is exact,
-so that such a view does not fall behind for ever.  A view that has reached the last batch taken
-leads again; a slow group does so once it is fast.
+batches, and more than ``lane_ms`` each.  Batches are coalesced as far as that is exact, so that such
+a view does not fall behind for ever.  A view that has reached the last batch taken leads again; a
+slow group does so once it is fast.
 
 All accounting of positions treats a lagging view like a paused one.  Only work on states must be
 exclusive:
@@ -18,13 +18,14 @@ exclusive:
   states: no checkpoint of them is under way, no memory is moved, no command runs.
 * Invariant 2: lagging views never go beyond the last commit of the leading ones since the stream
   began, so a view that leads again has nothing in flight here.
-* Invariant 3: a coalesced batch crosses no txid at which an earlier run left a result table, or the output of
-  a shared subplan, so that the earlier run is repeated in the same pieces.
+* Invariant 3: a coalesced batch crosses no txid at which an earlier run left a result table, or the
+  output of a shared subplan, so that the earlier run is repeated in the same pieces.
 * Invariant 4: the output of a shared subplan at a txid follows from that txid only, unless all its
   readers take the same coalesced batch.
 
-Views on other workers do not lag: they wait until the stream is replayed for them.  A slow group
-with views that read the clock leads, because time passes for it without batches.
+The stream is replayed for views on other workers, and for a view that needs a shared subplan that
+stands still together with another reader: its batches cannot be coalesced.  A slow group with views
+that read the clock leads, because time passes for it without batches.
 """
 
 from __future__ import annotations
