@@ -7,9 +7,9 @@
 
 A view lags if it begins further back than the last batch taken: it was just populated, it was
 paused or its table was locked.  A commit group lags if it is slow: it takes most of the time of
-batches, and more than ``lane_ms`` each.  Batches are coalesced as far as that is exact, so that such
-a view does not fall behind for ever.  A view that has reached the last batch taken leads again; a
-slow group does so once it is fast.
+batches, and more than ``lane_ms`` each.  Batches are coalesced as far as that is exact, so that
+such a view does not fall behind for ever.  A view that has reached the last batch taken leads
+again; a slow group does so once it is fast.
 
 All accounting of positions treats a lagging view like a paused one.  Only work on states must be
 exclusive:
