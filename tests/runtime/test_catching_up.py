@@ -290,6 +290,8 @@ def test_no_other_view_notices_a_view_that_catches_up(source, database, start, r
         "sums": SUMS,
         "over": "SELECT s, count(*) AS c FROM (" + SUMS + ") x GROUP BY s",
         "late": "SELECT id FROM due WHERE at < now()",
+        # It reads what "sums" and "over" read, and stands still with none of them.
+        "also": "SELECT name, s FROM (" + SUMS + ") x",
     }
     running = start(wal_retention=retention, clock_interval_ms=20, lock_timeout_ms=50)
     ids = {name: create(running, database, name, query) for name, query in queries.items()}
