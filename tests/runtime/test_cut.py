@@ -278,7 +278,7 @@ def test_a_damaged_state_is_set_aside(source, database, start, worker):
 @pytest.mark.slow
 def test_what_was_sent_is_lost(source, database, start, worker):
     """The worker is ahead of the engine: without the lost results, the view stops."""
-    running = start()
+    running = start(wal_retention="source")
     worker.wait()
     view = cut(running, source, database, "sums", SUMS, {"join": "w1"})
     change(source, random.Random(1), 5)
@@ -288,10 +288,10 @@ def test_what_was_sent_is_lost(source, database, start, worker):
     shutil.rmtree(running.settings.queue_dir)
     for folder in running.settings.staging_dir.iterdir():
         shutil.rmtree(folder)
-    running = start()
+    running = start(wal_retention="source")
     wait_until(lambda: status_of(source, "sums")[0] == Status.ERROR, "it has stopped")
     assert status_of(source, "sums")[1:2] == ("55H04",)
-    assert "sent is lost" in status_of(source, "sums")[2]
+    assert "output of a shared subplan is lost" in status_of(source, "sums")[2]
     assert view in running.book.views
     running.stop()
 
