@@ -20,12 +20,12 @@ exclusive:
   began, so a view that leads again has nothing in flight here.
 * Invariant 3: a coalesced batch crosses no txid at which an earlier run left a result table, or the
   output of a shared subplan, so that the earlier run is repeated in the same pieces.
-* Invariant 4: the output of a shared subplan at a txid follows from that txid only, unless all its
-  readers take the same coalesced batch.
+* Invariant 4: the output of a shared subplan at a txid follows from that txid only.  A reader whose
+  table is locked goes back, and reads the output later, up to any txid.
 
 The stream is replayed for views on other workers, and for a view that needs a shared subplan that
-stands still together with another reader: its batches cannot be coalesced.  A slow group with views
-that read the clock leads, because time passes for it without batches.
+stands still: its batches cannot be coalesced.  A slow group with views that read the clock leads,
+because time passes for it without batches.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ Result = tuple[Outcome, Batch]
 
 @dataclass(frozen=True, slots=True)
 class EngineCalls:
-    """What the lagging views need of the engine."""
+    """The functions of the engine that the lagging views call."""
 
     on_engine: OnEngine
     """Callable from any thread but the engine's."""
@@ -176,7 +176,7 @@ class CatchingUp:
         self.works: Final = self._processor.works
         """See ``Processor.works``; for any thread."""
 
-    # --- what there is
+    # --- state
 
     @property
     def working(self) -> bool:
@@ -232,7 +232,7 @@ class CatchingUp:
             for view in views
         )
 
-    # --- what happens
+    # --- progress
 
     def go_on(self, view: View) -> None:
         """Let a live view that lacks batches catch up; no other view notices."""
@@ -316,19 +316,11 @@ class CatchingUp:
         state = self._state
         if self._taps.any or not state.suspects.quiet:
             return first
-        mine, last = {view.id for view in views}, end
+        last = end
         for view in views:
             known = view.processed if view.progress is None else view.progress.txid
             last = min([last, *(at for at in (known, view.processed) if at >= first)])
-        for shared in needed:
-            at = shared.processed if shared.processed >= first else shared.output.last_txid
-            others = {view.id for view in state.views_of(shared)} - mine
-            # A view that is being created from its output also reads it, from some txid on.
-            if shared.processed < first and (others or shared.awaited):
-                return first
-            if at >= first:
-                last = min(last, at)
-        return last
+        return min([last, *(max(shared.processed, first) for shared in needed)])
 
     def take(self) -> None:
         """Handle finished work.
@@ -441,7 +433,7 @@ class CatchingUp:
         views = self._state.lagging_views
         return [*views, *self._state.needed(views)]
 
-    # --- who lags
+    # --- membership
 
     def look(self) -> None:
         """Let the views lead that have reached the last batch taken."""

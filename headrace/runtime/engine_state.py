@@ -211,18 +211,10 @@ class EngineState:
         if view.store is None or view.placed or any(unit.placed for unit in units):
             return False
         low = min(unit.processed for unit in units)
-        if any(self._is_slowed(unit, txid) for unit in units):
+        # A shared subplan processes batches one by one, perhaps too slowly to catch up.
+        if any(isinstance(unit, Shared) and unit.processed < txid for unit in units):
             return False
         return low < txid and self.retained.reaches(low, txid)
-
-    def _is_slowed(self, unit: Unit, txid: int) -> bool:
-        """Return whether a shared subplan lacks batches that it must process one by one.
-
-        Its readers that stand still read its output later, batch by batch.
-        """
-        if not isinstance(unit, Shared) or unit.processed >= txid:
-            return False
-        return bool(unit.awaited) or not all(view.live for view in self.views_of(unit))
 
     @property
     def parts(self) -> list[Shared]:

@@ -17,6 +17,7 @@ from headrace.process.bounds import Bound
 from headrace.runtime import catching_up, insight
 from headrace.runtime.batches import Outcome
 from headrace.runtime.log_cursor import LogCursor
+from headrace.runtime.shared import Shared
 from headrace.runtime.views import Unit
 from headrace.storage.blocks import NoRoom
 from headrace.storage.queue import Queue
@@ -325,6 +326,33 @@ def test_no_other_view_notices_a_view_that_catches_up(source, database, start, r
     wait_until(lambda: not book.lagging.views, "all lead again")
     assert book.stream is stream
     assert quick.works <= book.taken.txid, "it has processed no txid twice"
+
+
+def test_a_shared_subplan_takes_each_txid_by_itself(source, database, start, stay, monkeypatch):
+    """Its output at a txid is right for a reader that was locked, and stops at any txid."""
+    running = start(lane_ms=MS)
+    slow = "SELECT name, s AS dear FROM (" + SUMS + ") x"
+    over = "SELECT s, count(*) AS c FROM (" + SUMS + ") x GROUP BY s"
+    grouped(running, source, database, "reports", "slow", slow)
+    grouped(running, source, database, "reports", "over", over)
+    create(running, database, "quick", QUICK)
+    aside(running, source, "reports")
+    following, taken = catching_up.CatchingUp._next, []
+
+    def spied(side: catching_up.CatchingUp):
+        found = following(side)
+        if found is not None:
+            shared = any(isinstance(unit, Shared) for unit in found.units)
+            taken.append((shared, found.last - found.first))
+        return found
+
+    monkeypatch.setattr(catching_up.CatchingUp, "_next", spied)
+    with standing_still(source):
+        for n in range(100, 120):
+            source.execute("INSERT INTO orders VALUES (%s, %s, 1)", (n, n % 3))
+            wait_until(lambda: differs(source, "quick", QUICK) == [], "the quick one is there")
+    check(running, source, quick=QUICK, slow=slow, over=over)
+    assert {length for shared, length in taken if shared} == {0}
 
 
 def test_what_lags_is_told_by_a_row_of_the_log(source, database, start):
