@@ -99,25 +99,25 @@ class Settings:
     """Everything that can be set; see each field's line for unit and reason."""
 
     source: str = ""
-    """libpq DSN of the source database, as the engine's own role."""
+    """Connection string (libpq) of the source database, for the engine's own role."""
     data_dir: Path = field(default_factory=_default_data_dir)
-    """State, staging, sockets and secrets; mode 0700; one engine per directory."""
+    """Directory of state, staged files, sockets and secrets, with mode 0700, for one engine."""
     listen: str = "127.0.0.1:6432"
-    """``HOST:PORT`` for clients; port 0 takes a free one.  Local by default."""
+    """``HOST:PORT`` for clients; port 0 takes a free one."""
     http: str = ""
     """``HOST:PORT`` of /livez, /readyz, /metrics and the console; empty: off."""
     metrics_views_max: int = 200
-    """Views that have their own series in /metrics, the oldest, with some 40 each; the others are
-    only summed."""
+    """Views that have their own series in /metrics (some 40 each), the oldest first; the others are
+    only summed up."""
     metrics_collections_max: int = 1_000
-    """The same for the collections of their queries; 0: none."""
+    """Parts of queries (collections) that have their own series in /metrics; 0: none."""
     http_tls: bool = False
-    """Whether that port speaks TLS, with the certificate of ``tls_cert``."""
+    """Whether the HTTP port uses TLS, with the certificate of ``tls_cert``."""
     http_hosts: str = ""
-    """Names under which browsers and proxies may address that port, separated by commas. Without
-    TLS, addresses, names without a dot, and this computer's name are accepted too."""
+    """Names under which browsers and proxies may address the HTTP port, separated by commas. Without
+    TLS, addresses, names without a dot, and this computer's name are accepted as well."""
     console: bool = True
-    """Whether that port serves the console, with a log-in by token or as a role."""
+    """Whether the HTTP port serves the console; users log in with the token or as a role."""
     console_token_file: str = ""
     """File with the token that shows the console everything that the engine's role may see; empty:
     ``console.token`` in ``data_dir``, created at the first start."""
@@ -129,144 +129,152 @@ class Settings:
     tls_key: str = ""
     """PEM private key of ``tls_cert``."""
     tls_required: bool = False
-    """Whether clients must use TLS; else they may, as with Postgres' own ``ssl``."""
+    """Whether clients must use TLS; otherwise they may, as with Postgres' own ``ssl``."""
     allow_trust: bool = False
-    """Whether clients may log in that the source accepts without authentication."""
+    """Whether to accept clients that the source would accept without authentication."""
     connections_max: int = 500
-    """Client sessions at once; the next one gets 53300 (each needs a source session too)."""
+    """Maximum number of client sessions; the next client gets 53300. Each needs a session in the
+    source as well."""
     login_timeout_ms: int = 10_000
-    """Milliseconds a client may take to log in, so that idle sockets cannot pile up."""
+    """Milliseconds that a client may take to log in."""
     logins_per_address_max: int = 100
-    """Clients of one address that are not logged in; one more closes the oldest of them."""
+    """Clients of one address that may be connected without a login; one more closes the oldest."""
     client_timeout_ms: int = 900_000
-    """Milliseconds until a client that acknowledges nothing is disconnected; 0: the system's."""
+    """Milliseconds until a client that acknowledges no data is disconnected; 0: the system's
+    default."""
     statement_bytes_max: int = 65_536
-    """Bytes of the longest statement that the commander parses (some ms); longer ones pass
-    unread."""
+    """Bytes of the longest statement that is examined for calls of Headrace; longer ones pass to
+    Postgres unread."""
 
     slot_name: str = "headrace"
-    """Permanent replication slot; slots are per server: one name for each database."""
+    """Permanent replication slot. Slots are per server, so each database needs another name."""
     publication_name: str = "headrace"
-    """Publication that feeds the slot."""
+    """Publication of the tables that views read."""
     event_trigger: bool = False
     """Whether an event trigger, which only a superuser may create, unpublishes a table in the
-    statement that removes its replica identity; else its UPDATE and DELETE fail for a moment."""
+    statement that removes its replica identity; otherwise its UPDATE and DELETE fail for a
+    moment."""
     batch_interval_ms: int = 50
-    """Longest time, in milliseconds, that a batch gathers transactions while the engine is busy."""
+    """Maximum time, in milliseconds, that a batch gathers transactions while the engine is busy."""
     clock_interval_ms: int = 500
-    """Milliseconds between checks whether rows of a view that reads now() are due."""
+    """Milliseconds between checks for rows that are due in views that read now()."""
     batch_rows_max: int = 100_000
-    """Rows after which a batch closes early."""
+    """Rows after which a batch gathers no more transactions."""
     memory_bytes: int = 1_073_741_824
     """Memory budget of the worker in bytes: a half for states, a quarter for queues, an eighth for
     batches at work, a sixteenth each for waiting changes and for rows to be written.
     Five other settings override these shares."""
     buffer_bytes_max: int = 0
-    """Bytes of changes waiting in memory before the stream is held back, and of rows waiting to be
-    written before no more batches are taken; 0: a sixteenth of ``memory_bytes`` each."""
+    """Bytes of changes that wait in memory, beyond which the stream is not read, and of rows to be
+    written, beyond which no batch begins; 0: a sixteenth of ``memory_bytes`` each."""
     spool_bytes_min: int = 0
-    """Bytes of one transaction, or of all that are not committed yet, beyond which their changes go
-    to files in the data dir; 0: half of the memory for waiting changes."""
+    """Bytes of one transaction, or of all that are not committed yet, beyond which their changes are
+    stored in files in ``data_dir``; 0: half of the memory for waiting changes."""
     batch_memory_bytes: int = 0
     """Bytes of memory for rows that views derive from a batch while they process it in parallel;
     0: an eighth of ``memory_bytes``."""
     max_inflight_batches: int = 4
-    """Batches that are taken and not committed: the next are processed while one is written."""
+    """Batches in work at once: the next ones are processed while one is written."""
     main_capacity: int = 100
     """Collections that placement strategies may leave on the worker that reads and writes."""
     lane_ms: int = 50
-    """Milliseconds of a batch beyond which a commit group that takes most of its time is processed
-    beside the others, and no longer delays them; 0: never."""
+    """Milliseconds of a batch: a commit group that takes longer, and most of the time of batches, is
+    processed separately, so that the others do not wait for it; 0: never."""
     checkpoint_txids: int = 20
-    """Batches after which state is checkpointed; as many may have to be replayed."""
+    """Batches after which state is written to disk; as many may be processed again after a crash."""
     checkpoint_interval_ms: int = 1_000
-    """Milliseconds after which state is checkpointed even if there were fewer batches."""
+    """Milliseconds after which state is written to disk even if there were fewer batches."""
     state_memory_bytes: int = 0
     """Bytes of memory for the states of all views, including RocksDB's; the rest is on disk;
     0: half of ``memory_bytes``."""
     queue_bytes_max: int = 68_719_476_736
-    """Bytes on disk that queues may hold: rows that one part has sent and another has not read."""
+    """Bytes of queues on disk: changes of the stream, and results of shared parts, that some view
+    has not read yet."""
     queue_memory_bytes: int = 0
-    """Bytes of queues that are kept in memory; beyond it durable blocks are evicted, and read from
-    disk again when they are needed; 0: a quarter of ``memory_bytes``."""
+    """Bytes of queues in memory; beyond that, the least urgent blocks are only on disk until they
+    are needed; 0: a quarter of ``memory_bytes``."""
     wal_retention: str = "local"
-    """Where changes that a paused or blocked view has not read are kept: ``source``, as WAL on the
-    server's disk; ``local``, in a queue in the data dir (up to half of ``queue_bytes_max``)."""
+    """Where changes that some view still needs are kept: ``local``, in ``data_dir`` (up to half of
+    ``queue_bytes_max``), so that the source can remove its WAL; ``source``, as WAL there."""
     queue_block_bytes: int = 131_072
     """Bytes of the blocks by which queues grow; a multiple of the memory page size."""
     lock_timeout_ms: int = 2_000
-    """Milliseconds the engine waits for a lock on user objects before it backs off."""
+    """Milliseconds that the engine waits for a lock on a table before it tries again later."""
     sink_retry_ms: int = 2_000
-    """Milliseconds between attempts to write a locked result table."""
+    """Milliseconds between two attempts to write a locked result table."""
     feedback_interval_ms: int = 1_000
-    """Milliseconds between two confirmations to the source, which let it remove WAL."""
+    """Milliseconds between two confirmations to the source, which may then remove WAL."""
     catalog_poll_ms: int = 1_000
-    """Milliseconds between two checks of the catalog for DDL that the stream does not show."""
+    """Milliseconds between two checks of the catalog for changes (DDL) that are not in the stream."""
     wal_budget_bytes: int = 10_737_418_240
-    """Bytes that may be kept for a blocked or paused view before it is given up, in the source's
-    WAL or here (``wal_retention``); 0: no limit."""
+    """Bytes of changes that may be kept for a blocked or paused view (``wal_retention``); beyond
+    that, the view stops and needs a resync; 0: no limit."""
     worker_lost_s: int = 600
-    """Seconds out of reach after which another worker is considered lost for good, and its
-    views are populated again elsewhere; 0: never automatically."""
+    """Seconds without contact after which another worker is considered lost, and its views are
+    rebuilt elsewhere; 0: never automatically."""
     sharing: bool = True
-    """Whether the state of a subplan that several views have in common is kept once."""
+    """Whether parts of queries that several views have in common are computed and stored once."""
     planning_time_ms_max: int = 60_000
     """Milliseconds of processor time that planning a query may take; 0: no limit."""
     max_recursion_iterations: int = 1_000
-    """Iterations after which a WITH RECURSIVE counts as endless (each view stores its value)."""
+    """Iterations after which a WITH RECURSIVE fails as endless; a view keeps the value of its
+    creation."""
     max_recursion_rows: int = 10_000_000
-    """Rows of one iteration that one txid may change, because they are in memory (each view stores
-    its value)."""
+    """Rows that one batch may change in one iteration of a WITH RECURSIVE, because they are in
+    memory; a view keeps the value of its creation."""
     eval_dsn: str = ""
-    """DSN of the powerless role for functions that are not built in; empty: refuse them."""
+    """Connection string of the role without rights that evaluates functions that are not built in;
+    empty: Headrace creates the role ``headrace_eval``."""
     eval_connections_max: int = 4
-    """Connections with which a process evaluates expressions, for any number of views."""
+    """Connections over which a process has Postgres evaluate expressions, for all views together."""
     view_time_ms_max: int = 1_000
-    """Milliseconds that a view may take for a transaction, plus 0.1 for each row it processes: all
-    views are written together, so others wait; 0: no limit.  The options of a view may be ten
-    times this (in a commit group of its own), and ten times the next two."""
+    """Milliseconds that a view may take for a transaction, plus 0.1 for each row that it processes,
+    because other views wait for it; 0: no limit. A view's option may be up to ten times this (in
+    a separate commit group), and up to ten times the next two settings."""
     view_rows_max: int = 1_000_000
-    """Rows that a part of a view's query may produce for a transaction, plus 100 for each of the
-    transaction's rows: they are in memory; 0: no limit."""
+    """Rows that a part of a view's query may produce for a transaction, plus 100 for each row of the
+    transaction, because they are in memory; 0: no limit."""
     view_memory_bytes_max: int = 268_435_456
-    """Bytes that these rows may have, plus 16 for each byte of the transaction; one value may have
-    a quarter of it; 0: no limit."""
+    """Bytes of these rows, plus 16 for each byte of the transaction; a single value may have a
+    quarter of that; 0: no limit."""
 
     spark_master: str = "local[2]"
     """Spark master for populations; a cluster needs ``staging_dir_override`` on shared storage."""
     spark_threshold_rows: int = 0
-    """Rows of all tables together from which a population runs on Spark; 0: if they do not fit into
-    ``population_memory_bytes``, and from 100 000 on if ``spark_master`` is a cluster."""
+    """Number of rows, over all tables of a query, from which a population runs on Spark; 0: if they
+    do not fit into ``population_memory_bytes``, or from 100 000 on if ``spark_master`` is a
+    cluster."""
     spark_warm: bool = False
-    """Whether to start the Spark session with the server and keep it (some 20 s of a processor,
-    0.7 GB), instead of when the first population needs it."""
+    """Whether Spark starts with the server and keeps running (some 20 s of a processor, 0.7 GB),
+    instead of starting when a population needs it."""
     spark_idle_ms: int = 600_000
-    """Milliseconds after its last use until the Spark session and its JVM are stopped; 0: never."""
+    """Milliseconds after its last use until Spark is stopped; 0: never."""
     spark_memory_mb: int = 1_024
-    """Megabytes of heap for the Spark driver (and each executor)."""
+    """Heap, in megabytes, of the Spark driver and of each executor."""
     spark_partition_rows: int = 250_000
-    """Target number of rows of a reading partition."""
+    """Number of rows that a Spark task reads, approximately."""
     staging_dir_override: str = ""
-    """Directory of population state when it must be shared with Spark executors."""
+    """Directory for the files of populations, if Spark executors on other machines share it."""
     population_memory_bytes: int = 1_073_741_824
-    """Bytes that the states of populations in-process may take, as estimated beforehand: about 2
-    million rows; larger populations run on Spark."""
+    """Bytes that the states of populations may take in memory, as estimated beforehand (the default
+    is about 2 million rows); larger populations run on Spark."""
     populations_max: int = 3
-    """Populations that load at once; more share the wait for a snapshot, then take turns: each
+    """Populations that load at once; the others share their snapshot and wait for their turn. Each
     needs memory, a processor here and one in the source; a snapshot needs a replication slot."""
     views_per_role_max: int = 500
-    """Views that a role may own: each has state in memory and on disk; 0: no limit.  This and the
-    next do not apply to superusers and members of the engine's role."""
+    """Views that a role may own; 0: no limit. This setting and the next do not apply to superusers
+    and members of the engine's role."""
     populations_per_role_max: int = 8
-    """Populations of a role at once; more wait, because all roles share the places; 0: all."""
+    """Populations that one role may have at once, so that roles share ``populations_max``; the
+    others wait; 0: no limit."""
     commands_per_role_max: int = 100
-    """Calls of a role at once, other than of wait_for: each waits for a thread; 0: no limit."""
+    """Calls that a role may have running at once, apart from wait_for; 0: no limit."""
     population_idle_ms_max: int = 60_000
-    """Milliseconds that a population may work without progress, plus 0.1 for each row, because its
-    query in the source may never end; 0: no limit."""
+    """Milliseconds that a population may run without progress, plus 0.1 for each row, before it
+    fails; 0: no limit."""
     population_lock_wait_ms: int = 0
-    """Milliseconds that a population waits for open transactions that have written, because its
-    snapshot begins after them; 0: until they have ended, or the call is cancelled."""
+    """Milliseconds that a population waits for the end of open transactions that have written, since
+    its snapshot begins after them; 0: until they end, or the call is cancelled."""
 
     worker_listen: str = "127.0.0.1:6433"
     """``HOST:PORT`` on which ``headrace worker``, a worker on another machine, listens."""
@@ -275,18 +283,17 @@ class Settings:
     token_file: str = ""
     """File with that worker's token (``CALL headrace.create_worker_token``)."""
     worker: str = ""
-    """Name of this worker; empty: the one that reads and writes.  The server sets it."""
+    """Name of this worker; empty: ``main``, which reads and writes. The server sets it."""
     carrier: str = ""
-    """Name of the source whose carrier this is; empty: none.  The server sets it."""
+    """Name of the source whose changes this process replicates; empty: none. The server sets it."""
 
     log_level: str = "info"
     """Lowest level that is logged: debug, info, warning or error."""
     otlp_endpoint: str = ""
-    """URL of an OpenTelemetry collector that speaks OTLP/HTTP (``http://127.0.0.1:4318``); each
-    batch is sent there as a trace; empty: none.  Needs the extra ``otel``."""
+    """URL of an OpenTelemetry collector (OTLP/HTTP, such as ``http://127.0.0.1:4318``), to which
+    each batch is sent as a trace; empty: none. Needs the extra ``otel``."""
     log_format: str = "auto"
-    """text (for people), json (a line for each event), or auto: text where the log goes to a
-    terminal, else json."""
+    """text, json (one object per line), or auto: text on a terminal, otherwise json."""
 
     def __post_init__(self) -> None:
         """Check the values, without opening a file or a connection."""

@@ -145,19 +145,18 @@ SECTIONS = {
 }
 HEAD = """# Settings
 
-This page lists every setting of the server, with its default and its meaning. Settings are read when the server starts. In most cases, an environment variable is enough:
+This page lists every setting of the server, with its default and its meaning. Usually, an environment variable is enough:
 
 ```console
 $ HEADRACE_MEMORY_BYTES=4000000000 headrace config
 ```
 
-`headrace config` prints every setting with its value and its origin. A setting can be given in three ways. If it is given more than once, the last of these wins:
+`headrace config` prints every setting with its value and its origin. Settings are read when the server starts; `CALL headrace.reload()` applies some of them later.
+A setting can be given in three ways. If it is given more than once, the last of these wins:
 
-1. in a TOML file (`--config FILE`), as `name = value`. A table and its key are joined by an underscore;
-2. as an environment variable `HEADRACE_NAME`. A misspelt variable is refused;
+1. in a TOML file (`--config FILE`), as `name = value`; the name may be divided into a table and a key (`memory_bytes`, or `bytes` in table `[memory]`);
+2. as an environment variable `HEADRACE_NAME`; a misspelt variable is refused;
 3. as a flag on the command line, for some settings (`headrace start --help`).
-
-This page is generated from `headrace/config.py` (`REWRITE=1 pytest tests/test_config.py`).
 """
 
 

@@ -61,7 +61,8 @@ def explained(
             value = redact(value)
         origin = given[name][1] if name in given else "default"
         shown = f"{value} {unit}" if (unit := unit_of(name)) else value
-        out += [f"{name} = {shown}  ({origin})", *(f"    {line}" for line in meaning)]
+        lines = (f"    {line.replace('``', '')}" for line in meaning)
+        out += [f"{name} = {'(empty)' if shown == '' else shown}  ({origin})", *lines]
     return out + [f"! {key} is not a setting, and has no effect" for key in strangers(env)]
 
 
