@@ -21,7 +21,7 @@ AS $$
                 WHEN 'starting' THEN 'its worker is starting, or silent'
                 WHEN 'pending' THEN 'it waits for its turn to be filled'
                 WHEN 'populating' THEN 'it is being filled'
-                WHEN 'paused' THEN concat_ws('; ', format('paused by %s, %s ago: resume_view lets it go on',
+                WHEN 'paused' THEN concat_ws('; ', format('paused by %s, %s ago: resume_view continues it',
                      coalesce(pg_get_userbyid(v.paused_by), 'pause_view'),
                      date_trunc('second', clock_timestamp() - v.since)), g.near)
                 WHEN 'error' THEN 'it has stopped: see message'
@@ -66,10 +66,10 @@ AS $$
               AND s.lag_ms > 0) l ON true
       LEFT JOIN headrace.held w ON w.view_id = v.id AND w.kind = 'work'
       LEFT JOIN headrace.held a ON a.view_id = v.id AND a.kind = 'source'
-      -- What stands still is given up when more than so much is kept for it: as a rule what the slot has not
-      -- confirmed, but for wal_retention = local.
+      -- A view that stands still needs a resync when more than the budget is kept for it.  With wal_retention =
+      -- source, no more is kept than the slot has not confirmed.
       LEFT JOIN LATERAL (
-           SELECT format('about %s %% of wal_budget_bytes (%s) is kept for it: beyond that it is given up',
+           SELECT format('about %s %% of wal_budget_bytes (%s) is kept for it: beyond that it needs a resync',
                          round(100 * k.bytes / m.value::numeric), pg_size_pretty(m.value::bigint)) AS near
              FROM headrace.meta m
             CROSS JOIN (SELECT least(s.lag_bytes, (

@@ -60,7 +60,7 @@ AS $$
         UNION ALL
         SELECT 3, 'worker', CASE WHEN headrace.worker_running() THEN 'running' ELSE 'starting, or silent' END,
                headrace.worker_running(),
-               CASE WHEN NOT headrace.worker_running() THEN 'it is started again by itself; the log says why it ended' END
+               CASE WHEN NOT headrace.worker_running() THEN 'it is restarted automatically; the log says why it ended' END
          WHERE headrace.engine_running()
         UNION ALL
         SELECT 4, f.fact, f.value, f.ok, f.hint FROM headrace.facts f WHERE headrace.engine_running()
@@ -77,7 +77,7 @@ AS $$
         UNION ALL
         SELECT 7, 'slot', format('%s, %s', s.name, CASE WHEN NOT s.there THEN 'missing' WHEN s.active THEN 'active' ELSE 'not active' END),
                s.there AND (s.active OR NOT headrace.engine_running()),
-               CASE WHEN NOT s.there THEN 'the views are rebuilt when the engine finds that' END
+               CASE WHEN NOT s.there THEN 'the engine creates it again, and rebuilds the views' END
           FROM slot s
         UNION ALL
         SELECT 8, 'stream behind', concat_ws(', ', pg_size_pretty(greatest(s.now - coalesce(s.applied, s.confirmed_flush_lsn), 0)),
@@ -87,15 +87,15 @@ AS $$
         SELECT 9, 'WAL kept', pg_size_pretty(s.now - s.restart_lsn)
                || CASE WHEN s.wal_status <> 'reserved' THEN format(', %s', s.wal_status) ELSE '' END,
                s.wal_status IN ('reserved', 'extended'),
-               CASE WHEN s.wal_status NOT IN ('reserved', 'extended') THEN 'the server removes it soon: see max_slot_wal_keep_size' END
+               CASE WHEN s.wal_status NOT IN ('reserved', 'extended') THEN 'the server removes it soon: raise max_slot_wal_keep_size' END
           FROM slot s WHERE s.restart_lsn IS NOT NULL
         UNION ALL
         SELECT 10, 'WAL held by', h.who, NULL, NULL FROM holder h WHERE h.who IS NOT NULL
         UNION ALL
         SELECT 11, 'WAL budget', format('%s of %s, for view %s (%s)', pg_size_pretty(t.lag_bytes), pg_size_pretty(u.bytes), t.name, t.status),
                t.lag_bytes < 0.8 * u.bytes,
-               CASE WHEN t.lag_bytes >= 0.8 * u.bytes THEN 'beyond wal_budget_bytes the view is given up, and needs a resync:'
-                    ' resume it, or end the session that locks its table' END
+               CASE WHEN t.lag_bytes >= 0.8 * u.bytes THEN 'beyond wal_budget_bytes the view needs a resync:'
+                    ' resume it before, or end the session that locks its table' END
           FROM still t, budget u WHERE t.lag_bytes > u.bytes / 4
         UNION ALL
         SELECT 12, 'WAL may still grow by', pg_size_pretty(s.safe_wal_size), s.safe_wal_size > 1e9,

@@ -159,7 +159,7 @@ def test_a_worker_that_restarts(engine, commander, source, places):
             if told["status"] == "starting" and fact[1] is False:
                 assert told["held_by"] == "its worker is starting, or silent"
                 assert fact[0] == "starting, or silent"
-                assert "started again by itself" in str(fact[2])
+                assert "restarted automatically" in str(fact[2])
                 return True
         return False
 
