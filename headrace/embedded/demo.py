@@ -1,10 +1,8 @@
-"""``headrace demo``: everything on one machine, nothing to install, nothing left behind.
+"""``headrace demo``: a shop on an embedded Postgres, with two views and a screen that shows them.
 
-An embedded Postgres with a shop of a million orders, an engine on it, two views made through
-the engine's port, two writers, a probe of freshness, and a display of what happens, in which a
-key writes a burst, kills the worker, or has Postgres prove the views.  With
-``--once`` it runs for 20 seconds without a terminal, then proves every view equal to its
-query and prints one line of JSON.
+Nothing is installed, and nothing remains.  Two writers change a shop of a million orders, and a
+probe measures freshness.  Keys write a burst, kill the worker, or compare the views with their
+queries.
 """
 
 from __future__ import annotations
@@ -42,6 +40,10 @@ from headrace.process.java import java_home
 from headrace.sql.status import UNFINISHED
 
 WRITERS: Final = 2
+_DESCRIPTION: Final = (
+    "Try Headrace on an embedded Postgres: a shop with a million orders, two writers, two views, and"
+    " a screen that shows how fresh they are. Nothing is installed, and nothing remains."
+)
 _VIEWS: Final = tuple(reversed(shop.VIEWS))
 """The engine populates the first within seconds, Spark the other one."""
 _SPARK_ORDERS_MIN: Final = 100_000
@@ -392,21 +394,36 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of ``headrace demo`` to ``parser``."""
     parser.add_argument(
-        "--once", action="store_true", help="20 s without a terminal, prove, print JSON"
-    )
-    parser.add_argument("--orders", type=int, default=_DEFAULTS.orders, metavar="N")
-    parser.add_argument("--seconds", type=float, default=_DEFAULTS.seconds, metavar="S")
-    parser.add_argument(
-        "--rate", type=float, default=_DEFAULTS.rate, metavar="N", help="transactions/s"
+        "--once",
+        action="store_true",
+        help="run for 20 s without a screen, compare each view with its query, print JSON",
     )
     parser.add_argument(
-        "--pg", type=int, choices=(16, 18), default=_DEFAULTS.version, dest="version"
+        "--orders", type=int, default=_DEFAULTS.orders, metavar="N", help="orders in the shop"
+    )
+    parser.add_argument(
+        "--seconds",
+        type=float,
+        default=_DEFAULTS.seconds,
+        metavar="S",
+        help="seconds to write (default: 20 with --once, otherwise until Ctrl-C)",
+    )
+    parser.add_argument(
+        "--rate", type=float, default=_DEFAULTS.rate, metavar="N", help="transactions per second"
+    )
+    parser.add_argument(
+        "--pg",
+        type=int,
+        choices=(16, 18),
+        default=_DEFAULTS.version,
+        dest="version",
+        help="version of Postgres",
     )
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run ``headrace demo`` with the arguments ``argv``."""
-    parser = argparse.ArgumentParser("headrace demo", description=__doc__)
+    parser = argparse.ArgumentParser("headrace demo", description=_DESCRIPTION)
     add_arguments(parser)
     return run(from_arguments(parser.parse_args(argv)))
 

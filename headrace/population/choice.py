@@ -58,7 +58,8 @@ class Choice:
         """Return a description for users and logs."""
         where = "on Spark" if self.mode == SPARK else "in process"
         rows = f"{self.rows:_}".replace("_", " ")
-        text = f"population: {where}, about {rows} rows, {_size(self.bytes)} of {_size(self.share)}"
+        text = f"population: {where}, about {rows} rows, states of {_size(self.bytes)}"
+        text += f" (limit in process: {_size(self.share)})"
         return f"{text}; {self.why}" if self.why else text
 
 
@@ -92,9 +93,9 @@ def choose(
         return Choice(mode, rows, needed, share, alone, why)
 
     if options.population != "auto":
-        return chosen(options.population, "as its options say")
+        return chosen(options.population, "by option population")
     if threshold is None and rows >= _ROWS_WORTH_A_CLUSTER and settings.spark_cluster:
-        return chosen(SPARK, "there is a cluster")
+        return chosen(SPARK, "spark_master is a cluster")
     return chosen(SPARK if large else LOCAL, why)
 
 

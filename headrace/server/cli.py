@@ -23,78 +23,81 @@ from headrace.server.explained import explained
 _DEBUG: Final = "debug"
 # Settings with a flag of their own; every setting has an environment variable and a TOML key.
 _FLAGS: Final = {
-    "listen": "HOST:PORT for clients (default 127.0.0.1:6432; port 0: a free one)",
-    "http": "HOST:PORT of /livez, /readyz, /metrics and the console (default: off)",
-    "data_dir": "directory of state, staging and secrets",
-    "slot_name": "replication slot (one per database of a server)",
-    "publication_name": "publication",
-    "batch_interval_ms": "maximum time that a batch collects transactions, in milliseconds"
-    " (default 50)",
-    "spark_master": "Spark master of populations (default local[2])",
-    "spark_threshold_rows": "number of rows from which a population runs on Spark (default: more"
-    " than fit in memory)",
-    "tls_cert": "PEM certificate chain for clients",
-    "tls_key": "PEM key of the certificate",
-    "log_level": "debug, info, warning or error",
-    "log_format": "text, json, or auto (default): text for a terminal",
+    "listen": ("HOST:PORT", "address for clients (default 127.0.0.1:6432; port 0: a free one)"),
+    "http": ("HOST:PORT", "address of /livez, /readyz, /metrics and the console (default: off)"),
+    "data_dir": ("DIR", "directory of state, queues and secrets"),
+    "slot_name": ("NAME", "replication slot; each database of a server needs another name"),
+    "publication_name": ("NAME", "publication of the tables that views read"),
+    "batch_interval_ms": ("MS", "milliseconds that a batch gathers transactions (default 50)"),
+    "spark_master": ("URL", "Spark master of populations (default local[2])"),
+    "spark_threshold_rows": (
+        "ROWS",
+        "number of rows from which a population runs on Spark (default: if they do not fit in"
+        " memory)",
+    ),
+    "tls_cert": ("FILE", "PEM certificate chain for clients"),
+    "tls_key": ("FILE", "PEM private key of the certificate"),
+    "log_level": ("LEVEL", "debug, info (default), warning or error"),
+    "log_format": ("FORMAT", "text, json, or auto (default): text on a terminal, otherwise json"),
 }
 
 
 # Flags of ``headrace worker``.
 _WORKER_FLAGS: Final = {
     "token_file": ("--token-file", "FILE", "token that create_worker_token() returned"),
-    "worker_listen": ("--listen", "HOST:PORT", "HOST:PORT to listen on (default 127.0.0.1:6433)"),
+    "worker_listen": ("--listen", "HOST:PORT", "address to listen on (default 127.0.0.1:6433)"),
     "worker_address": (
         "--address",
         "HOST:PORT",
-        "HOST:PORT at which the engine reaches it (default: the same)",
+        "address at which the engine reaches this worker (default: as --listen)",
     ),
     "data_dir": ("--data-dir", "DIR", "directory of state and keys"),
-    "log_level": ("--log-level", "LEVEL", "debug, info, warning or error"),
-    "log_format": ("--log-format", "FORMAT", "text, json, or auto (default): text for a terminal"),
+    **{
+        name: (f"--{name.replace('_', '-')}", *_FLAGS[name]) for name in ("log_level", "log_format")
+    },
 }
 
 
 def parser() -> argparse.ArgumentParser:
     """Return the parser of all subcommands."""
     root = argparse.ArgumentParser(
-        prog="headrace", description="Keeps SQL query results fresh inside your Postgres."
+        prog="headrace", description="Keep the results of SQL queries up to date in your Postgres."
     )
-    commands = root.add_subparsers(dest="command", required=True)
-    start = commands.add_parser("start", help="run the server in the foreground")
-    check = commands.add_parser(
-        "check", help="check whether the source database meets all requirements"
-    )
-    remove = commands.add_parser("uninstall", help="remove slot, publication and schema headrace")
-    for command in (start, check, remove):
-        command.add_argument("--source", metavar="DSN", help="source database (HEADRACE_SOURCE)")
-        command.add_argument("--config", type=Path, metavar="FILE", help="TOML file")
-    for name, text in _FLAGS.items():
+    commands = root.add_subparsers(dest="command", metavar="COMMAND", required=True)
+
+    def add(name: str, text: str, database: str = "--source", **more: Any) -> Any:
+        command = commands.add_parser(name, help=text, description=_sentence(text), **more)
+        if database:
+            whose = "source" if database == "--source" else "engine's"
+            text = f"connection string of the {whose} database (or HEADRACE_SOURCE)"
+            command.add_argument(database, dest="source", metavar="DSN", help=text)
+            command.add_argument(
+                "--config", type=Path, metavar="FILE", help="file of settings (TOML)"
+            )
+        return command
+
+    start = add("start", "run the server in the foreground")
+    check = add("check", "check everything that the server needs, and change nothing")
+    add("status", "show whether the server works, and why views are not up to date")
+    add("config", "list all settings, with value, origin and meaning")
+    worker = add("worker", "run a worker for a server on another machine", "--join")
+    remove = add("uninstall", "remove slot, publication and schema headrace from the database")
+    add("demo", "try Headrace on an embedded Postgres with sample data", "", add_help=False)
+    add("version", "print the version", "")
+    for name, (what, text) in _FLAGS.items():
         flag = f"--{name.replace('_', '-')}"
-        start.add_argument(flag, dest=name, help=text)
+        start.add_argument(flag, dest=name, metavar=what, help=text)
         if name in ("slot_name", "publication_name"):
-            check.add_argument(flag, dest=name, help=text)
-            remove.add_argument(flag, dest=name, help=text)
-    for name, text in (
-        ("status", "show whether the engine works, and what blocks its views"),
-        ("config", "list the settings: value, origin and meaning"),
-    ):
-        command = commands.add_parser(name, help=text)
-        command.add_argument("--source", metavar="DSN", help="source database (HEADRACE_SOURCE)")
-        command.add_argument("--config", type=Path, metavar="FILE", help="TOML file")
-    worker = commands.add_parser("worker", help="run views of an engine on another machine")
-    worker.add_argument(
-        "--join", dest="source", metavar="DSN", help="the engine's database (HEADRACE_SOURCE)"
-    )
-    worker.add_argument("--config", type=Path, metavar="FILE", help="TOML file")
+            check.add_argument(flag, dest=name, metavar=what, help=text)
+            remove.add_argument(flag, dest=name, metavar=what, help=text)
     for name, (flag, what, text) in _WORKER_FLAGS.items():
         worker.add_argument(flag, dest=name, metavar=what, help=text)
     remove.add_argument("--drop-tables", action="store_true", help="drop the result tables as well")
-    commands.add_parser(
-        "demo", help="run a demo with an embedded Postgres and sample data", add_help=False
-    )
-    commands.add_parser("version", help="print the version")
     return root
+
+
+def _sentence(text: str) -> str:
+    return f"{text[0].upper()}{text[1:]}."
 
 
 def settings_of(arguments: argparse.Namespace) -> Settings:
@@ -114,7 +117,7 @@ def settings_of(arguments: argparse.Namespace) -> Settings:
     if not settings.source:
         raise HeadraceError(
             "no source database given",
-            hint=f'Say {_source_flag(arguments)} "host=… dbname=… user=…" or set HEADRACE_SOURCE.',
+            hint=f'Use {_source_flag(arguments)} "host=… dbname=… user=…", or set HEADRACE_SOURCE.',
             sqlstate="22023",
         )
     return settings
@@ -196,8 +199,8 @@ def _run(words: Sequence[str], *, ours: bool) -> int:
 def _start_again(source: str, flag: str) -> NoReturn:
     """Execute the command again with ``source`` in the environment, which no other user sees."""
     _say(
-        f"headrace: warning: {flag} contains a password, which other users could read in the list"
-        f" of processes; it was removed.\n"
+        f"headrace: warning: {flag} contained a password, which other users could read in the list"
+        f" of processes; it was removed from there.\n"
         "  Hint: Set HEADRACE_SOURCE instead, or use a password file.",
         err=True,
     )

@@ -103,7 +103,9 @@ def _tried(name: str, act: Callable[[], str]) -> Finding:
 def _data_dir(path: Path) -> str:
     there = next(p for p in (path, *path.parents) if p.exists())
     if not there.is_dir():
-        raise PrerequisiteError(f'"{there}" is no directory', hint="Say --data-dir DIR.")
+        raise PrerequisiteError(
+            f'"{there}" is not a directory', hint="Choose another one with --data-dir DIR."
+        )
     if not os.access(there, os.W_OK | os.X_OK):
         raise PrerequisiteError(
             f'"{there}" cannot be written',
@@ -128,7 +130,7 @@ def _disk(path: Path) -> Finding:
     if free >= _DISK_BYTES_MIN:
         return Finding("disk", f"{free >> 30} GB free")
     found = f"{free >> 20} MB free"
-    warning = "States, queues and populations are in the data directory: provide some gigabytes."
+    warning = "The data directory holds states, queues and populations: provide some gigabytes."
     return Finding("disk", found, warning=warning)
 
 
@@ -193,7 +195,9 @@ def _database(conn: Connection, settings: Settings) -> Iterator[Finding]:
     well = f"{shown}, wal_level logical, a slot free, replication allowed"
     yield from _each("server", well, setup.preflight(conn, settings))
     yield _create(conn)
-    yield from _each("schema headrace", "ours, or not there", install.hindrances(conn))
+    yield from _each(
+        "schema headrace", "of the engine's role, or does not exist yet", install.hindrances(conn)
+    )
     yield _slot(conn, settings)
     yield _senders(conn)
     yield _tables(conn)
@@ -234,14 +238,14 @@ def _slot(conn: Connection, settings: Settings) -> Finding:
         (settings.slot_name,),
     ).fetchone()
     if row is None:
-        return Finding("slot", f"{settings.slot_name} will be made")
+        return Finding("slot", f"{settings.slot_name} will be created")
     database, plugin, active, ours = row
     if ours and plugin == "pgoutput":
         return Finding("slot", f"{settings.slot_name}{', in use now' if active else ''}")
     return Finding(
         "slot",
         problem=PrerequisiteError(
-            f'slot "{settings.slot_name}" is of database "{database}", plugin "{plugin}"',
+            f'slot "{settings.slot_name}" belongs to database "{database}", plugin "{plugin}"',
             hint="Slots are per server: choose another --slot-name for this database.",
             sqlstate="55006",
         ),
@@ -262,7 +266,7 @@ def _senders(conn: Connection) -> Finding:
         "walsenders",
         found,
         PrerequisiteError(
-            "two are needed: one for the stream, one for a population",
+            "two free walsenders are needed: one for the stream, one for populations",
             hint=f"ALTER SYSTEM SET max_wal_senders = {used + 4}; and restart Postgres.",
             sqlstate="53300",
         ),
@@ -280,7 +284,7 @@ def _tables(conn: Connection) -> Finding:
         " ORDER BY 1"
     ).fetchall()
     lacking = [name for name, readable, owned in rows if not (readable and owned)]
-    found = f"views can read  {len(rows) - len(lacking)} of {len(rows)}"
+    found = f"views can read {len(rows) - len(lacking)} of {len(rows)}"
     if not lacking:
         return Finding("tables", found)
     shown = ", ".join(lacking[:_UNREADABLE_SHOWN])
@@ -290,8 +294,8 @@ def _tables(conn: Connection) -> Finding:
     return Finding(
         "tables",
         found,
-        warning=f"Not of {shown}{more}: to publish a table, the engine's role must own it, be a"
-        f" member of its owner, or be a superuser. GRANT owner TO that role.",
+        warning=f"Views cannot read {shown}{more}: the engine's role must own a table to publish it, be"
+        f" a member of its owner (GRANT owner TO that role), or be a superuser.",
     )
 
 
@@ -302,5 +306,7 @@ def _clock(conn: Connection) -> Finding:
     skew = (row[0] - before).total_seconds()
     found = f"{abs(skew):.1f} s apart"
     if abs(skew) > _SKEW_S_MAX:
-        return Finding("clocks", found, warning="lag_ms and p50_ms are wrong by this difference.")
+        return Finding(
+            "clocks", found, warning="lag_ms, p50_ms and p99_ms are wrong by this difference."
+        )
     return Finding("clocks", found)

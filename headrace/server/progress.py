@@ -10,7 +10,7 @@ from headrace import clock
 INTERVAL_S: Final = 0.5
 
 _PHASES: Final = {
-    "pending": "waiting for another job before",
+    "pending": "waiting for another job, then populating",
     "publication": "preparing",
     "snapshot": "waiting for a snapshot for",
     "writing": "writing the result of",

@@ -259,7 +259,7 @@ class Resync(Population):
         return {"view_id": self._view_id, "rows": rows, "notice": self._notice()}
 
     def _notice(self) -> str:
-        said = "its table was made anew"
+        said = "its table was created again"
         if self._replaced is not None:
             removed, added = self._replaced.removed, self._replaced.added
             said = f"{removed} rows were removed, {added} added"

@@ -90,10 +90,10 @@ def test_words(bench):
     sizes = {s.id: TableSize(1_200_000, 1, width=10) for s in case.plan.sources}
     told = str(choice.choose(case.plan, sizes, Settings(), ViewSpec()))
     assert told.startswith("population: in process, about 1 200 000 rows, ")
-    assert told.endswith(" MB of 1.0 GB")
+    assert told.endswith(" MB (limit in process: 1.0 GB)")
     told = str(choice.choose(case.plan, sizes, Settings(), ViewSpec.of({"population": "spark"})))
     assert told.startswith("population: on Spark, ")
-    assert told.endswith("; as its options say")
+    assert told.endswith("; by option population")
 
 
 def test_widths_come_from_statistics(bench):

@@ -121,8 +121,8 @@ def test_data_directories_that_are_none(words, tmp_path):
     file = tmp_path / "file"
     file.write_text("")
     for path, says in (
-        (file, f'"{file}" is no directory'),
-        (file / "below", f'"{file}" is no directory'),
+        (file, f'"{file}" is not a directory'),
+        (file / "below", f'"{file}" is not a directory'),
         (Path("/proc/d"), '"/proc" cannot be written' if os.getuid() else "cannot be created"),
         (tmp_path / ("x" * 120), "too long"),
     ):
@@ -268,5 +268,7 @@ def test_config_says_all(capsys, monkeypatch):
     assert main(["config", "--source", "host=x password=s3cret"]) == 0
     out = capsys.readouterr().out
     assert "lane_ms = 7 ms  (HEADRACE_LANE_MS)" in out
+    assert "http = (empty)  (default)" in out
+    assert "``" not in out
     assert "s3cret" not in out
     assert "password=***" in out
