@@ -92,7 +92,7 @@ def test_what_is_in_use(settings, database, tmp_path):
             other.execute("SELECT pg_drop_replication_slot(%s)", (settings.slot_name,))
     assert told["data directory"].problem.code == "55006"
     assert "cannot listen" in told["port"].problem.message
-    assert 'of database "postgres"' in told["slot"].problem.message
+    assert 'belongs to database "postgres"' in told["slot"].problem.message
     long = settings.replace(data_dir=tmp_path / ("x" * 100))
     assert "too long" in found(long)["sockets"].problem.message
 
