@@ -79,9 +79,9 @@ function Login({ safe, why, entered }) {
     <div class="choice" role="group" aria-label="Log in with"><button type="button" aria-pressed=${by === "role"} onClick=${() => setBy("role")}>Role</button><button type="button" aria-pressed=${by === "token"} onClick=${() => setBy("token")}>Token</button></div>
     ${by === "token" ? html`<label>Token<input key="t" name="token" type="password" autocomplete="off" required autofocus /></label><p class="quiet">The token is in file <code>console.token</code> of the engine's data directory.</p>`
     : html`<label>Role<input key="r" name="role" autocomplete="username" autocapitalize="none" spellcheck=${false} required autofocus /></label><label>Password<input key="p" name="password" type="password" autocomplete="current-password" required /></label>`}
-    ${safe ? null : html`<p class="error">This page was loaded without TLS from another computer. Logins are accepted over TLS, or on the computer itself.</p>`}
+    ${safe ? null : html`<p class="error">This page was loaded without TLS from another computer. Logins are accepted over TLS, or from the server's own computer.</p>`}
     ${error && html`<p class="error" role="alert">${error}</p>`}
-    <button type="submit" class="main" disabled=${busy || !safe}>${busy ? "Asking …" : "Log in"}</button></form></main>`;
+    <button type="submit" class="main" disabled=${busy || !safe}>${busy ? "Logging in …" : "Log in"}</button></form></main>`;
 }
 
 const KEYS = [["/", "search views"], ["j  k", "next, previous view in the list"], ["Enter", "open it"], ["g", "views"], ["e", "engine"], ["t", "dark or light"], ["?", "this help"], ["Esc", "back"]];
@@ -151,7 +151,7 @@ function Console({ who, leave, ended }) {
   });
   const engine = data?.facts.find((f) => f.fact === "engine");
   const [kind, words] = state.trouble ? ["warn", state.trouble] : !connected ? ["warn", "connecting"] : [engine?.value === "running" ? "ok" : "bad", html`<span class="more">engine </span>${engine?.value ?? "unknown"}`];
-  return html`<a class="skip" href="#main" onClick=${(e) => { e.preventDefault(); document.getElementById("main").focus(); }}>To the content</a>
+  return html`<a class="skip" href="#main" onClick=${(e) => { e.preventDefault(); document.getElementById("main").focus(); }}>Skip to the content</a>
     <header class="top"><a class="brand" href="#/"><${Mark} /><span>Headrace</span></a>
       <nav aria-label="Pages"><a href="#/" aria-current=${at.page !== "engine" ? "page" : undefined}>Views</a><a href="#/engine" aria-current=${at.page === "engine" ? "page" : undefined}>Engine</a></nav>
       <span class=${`pill ${kind}`} role="status"><i aria-hidden="true"></i><span>${words}</span></span>
@@ -159,7 +159,7 @@ function Console({ who, leave, ended }) {
       <button type="button" class="icon" onClick=${change} aria-label=${theme === "dark" ? "Light colours" : "Dark colours"} title="Dark or light (t)">${theme === "dark" ? "☀" : "☾"}</button>
       <button type="button" class="icon" onClick=${() => setHelp(true)} aria-label="Keys" title="Keys (?)">?</button>
       <button type="button" class="small" onClick=${leave}>Log out</button></header>
-    <main id="main" tabindex="-1">${!data ? html`<p class="empty" role="status">Asking …</p>`
+    <main id="main" tabindex="-1">${!data ? html`<p class="empty" role="status">Loading …</p>`
       : at.page === "engine" ? html`<${Engine} data=${data} />`
       : at.page === "view" ? html`<${View} key=${at.view} name=${at.view} data=${state.view?.name === at.view ? state.view : null} overview=${data} theme=${theme} />`
       : html`<${Overview} data=${data} samples=${state.samples} />`}</main>

@@ -52,7 +52,7 @@ export function tiles(data) {
     <${Tile} title="Rows written" value=${html`${rate(views.reduce((s, v) => s + (v.rows_per_s ?? 0), 0))}<small>/s</small>`}
       more=${`${count(views.reduce((s, v) => s + (v.rows ?? 0), 0))} rows in all views`} />
     <${Tile} title="WAL kept" value=${kept ? kept.value.split(",")[0] : "–"} kind=${kept && kept.ok === false ? "bad" : ""}
-      more=${behind ? `furthest back: ${behind.value}` : "no view is behind"} />
+      more=${behind ? `furthest back: ${behind.value}` : "no view is far behind"} />
     <${Tile} title="Memory of states" value=${bytes(states ? states.bytes : own || null)} meter=${states?.limit_bytes ? states.bytes / states.limit_bytes : null}
       more=${states?.limit_bytes ? `of ${bytes(states.limit_bytes)}` : "of the views you may see"} />
   </section>`;

@@ -100,7 +100,7 @@ function About({ data, row }) {
   ];
   return html`<section class="panel" aria-labelledby="about"><h2 id="about">About</h2><dl class="facts">${rows.map(([k, v]) => html`<div key=${k}><dt>${k}</dt><dd>${v}</dd></div>`)}</dl></section>
     <section class="panel" aria-labelledby="query"><h2 id="query">Query</h2><pre class="sql" tabindex="0">${data.query}</pre>
-      <h3>To run</h3>${remedies(row).map(([sql, why]) => html`<${Run} key=${sql} sql=${sql} why=${why} />`)}</section>`;
+      <h3>Useful calls</h3>${remedies(row).map(([sql, why]) => html`<${Run} key=${sql} sql=${sql} why=${why} />`)}</section>`;
 }
 
 export function View({ name, data, overview, theme }) {
@@ -115,7 +115,7 @@ export function View({ name, data, overview, theme }) {
     <h1 tabindex="-1" ref=${heading}>${name} ${row && html`<${Pill} view=${row} />`}</h1>
     ${row?.held_by && html`<p class="held">${row.held_by}</p>`}
     ${figures && html`<dl class="figures">${figures.map(([k, v]) => html`<div key=${k}><dt>${k}</dt><dd>${v}</dd></div>`)}</dl>`}
-    ${!data ? html`<p class="empty" role="status">Asking …</p>`
+    ${!data ? html`<p class="empty" role="status">Loading …</p>`
     : data.missing ? html`<section class="panel"><p>${row ? "This view belongs to another role: you see only its name and status." : "There is no such view."}</p></section>`
     : html`<${Trouble} data=${data} /><div class="columns"><${Plots} data=${data} theme=${theme} /><${Flow} key=${name} data=${data} /><${About} data=${data} row=${row ?? { name, status: "" }} /></div>`}`;
 }

@@ -89,7 +89,7 @@ export const STATUS = {
   stopped: ["bad", "no engine"],
 };
 
-// [tone, words] of a view: one that runs and is late is no good news either.
+// [tone, words] of a view; a running view that is late is a warning.
 export function tone(view) {
   const [kind, words] = STATUS[view.status] ?? ["idle", view.status];
   if (kind === "ok" && view.held_by && view.lag_ms > 1000) return ["warn", "late"];
@@ -115,7 +115,7 @@ export function remedies(view) {
   }
   if (view.status === "running") {
     out.push([`SELECT * FROM headrace.verify_view(${name});`, "compares it with its query, in Postgres"]);
-    out.push([call("pause_view"), "keeps its contents as they are"]);
+    out.push([call("pause_view"), "stops its updates, until resume_view"]);
   }
   out.push([`SELECT * FROM headrace.lag_history(${name});`, "shows its lag over the last week"]);
   out.push([`SELECT * FROM headrace.explain_view(${name});`, "shows its plan as text"]);
