@@ -107,15 +107,15 @@ class Settings:
     http: str = ""
     """``HOST:PORT`` of /livez, /readyz, /metrics and the console; empty: off."""
     metrics_views_max: int = 200
-    """Views that have their own series in /metrics (some 40 each), the oldest first; the others are
-    only summed up."""
+    """Views that have their own series in /metrics (some 40 each), the oldest first; the others
+    are only summed up."""
     metrics_collections_max: int = 1_000
     """Parts of queries (collections) that have their own series in /metrics; 0: none."""
     http_tls: bool = False
     """Whether the HTTP port uses TLS, with the certificate of ``tls_cert``."""
     http_hosts: str = ""
-    """Names under which browsers and proxies may address the HTTP port, separated by commas. Without
-    TLS, addresses, names without a dot, and this computer's name are accepted as well."""
+    """Names under which browsers and proxies may address the HTTP port, separated by commas.
+    Without TLS, addresses, names without a dot, and this computer's name are accepted as well."""
     console: bool = True
     """Whether the HTTP port serves the console; users log in with the token or as a role."""
     console_token_file: str = ""
@@ -155,7 +155,8 @@ class Settings:
     statement that removes its replica identity; otherwise its UPDATE and DELETE fail for a
     moment."""
     batch_interval_ms: int = 50
-    """Maximum time, in milliseconds, that a batch gathers transactions while the engine is busy."""
+    """Maximum time, in milliseconds, that a batch gathers transactions while the engine is
+    busy."""
     clock_interval_ms: int = 500
     """Milliseconds between checks for rows that are due in views that read now()."""
     batch_rows_max: int = 100_000
@@ -168,8 +169,8 @@ class Settings:
     """Bytes of changes that wait in memory, beyond which the stream is not read, and of rows to be
     written, beyond which no batch begins; 0: a sixteenth of ``memory_bytes`` each."""
     spool_bytes_min: int = 0
-    """Bytes of one transaction, or of all that are not committed yet, beyond which their changes are
-    stored in files in ``data_dir``; 0: half of the memory for waiting changes."""
+    """Bytes of one transaction, or of all that are not committed yet, beyond which their changes
+    are stored in files in ``data_dir``; 0: half of the memory for waiting changes."""
     batch_memory_bytes: int = 0
     """Bytes of memory for rows that views derive from a batch while they process it in parallel;
     0: an eighth of ``memory_bytes``."""
@@ -178,10 +179,11 @@ class Settings:
     main_capacity: int = 100
     """Collections that placement strategies may leave on the worker that reads and writes."""
     lane_ms: int = 50
-    """Milliseconds of a batch: a commit group that takes longer, and most of the time of batches, is
-    processed separately, so that the others do not wait for it; 0: never."""
+    """Milliseconds of a batch: a commit group that takes longer, and most of the time of batches,
+    is processed separately, so that the others do not wait for it; 0: never."""
     checkpoint_txids: int = 20
-    """Batches after which state is written to disk; as many may be processed again after a crash."""
+    """Batches after which state is written to disk; as many may be processed again after a
+    crash."""
     checkpoint_interval_ms: int = 1_000
     """Milliseconds after which state is written to disk even if there were fewer batches."""
     state_memory_bytes: int = 0
@@ -205,7 +207,8 @@ class Settings:
     feedback_interval_ms: int = 1_000
     """Milliseconds between two confirmations to the source, which may then remove WAL."""
     catalog_poll_ms: int = 1_000
-    """Milliseconds between two checks of the catalog for changes (DDL) that are not in the stream."""
+    """Milliseconds between two checks of the catalog for changes (DDL) that are not in the
+    stream."""
     wal_budget_bytes: int = 10_737_418_240
     """Bytes of changes that may be kept for a blocked or paused view (``wal_retention``); beyond
     that, the view stops and needs a resync; 0: no limit."""
@@ -226,14 +229,15 @@ class Settings:
     """Connection string of the role without rights that evaluates functions that are not built in;
     empty: Headrace creates the role ``headrace_eval``."""
     eval_connections_max: int = 4
-    """Connections over which a process has Postgres evaluate expressions, for all views together."""
+    """Connections over which a process has Postgres evaluate expressions, for all views
+    together."""
     view_time_ms_max: int = 1_000
-    """Milliseconds that a view may take for a transaction, plus 0.1 for each row that it processes,
-    because other views wait for it; 0: no limit. A view's option may be up to ten times this (in
-    a separate commit group), and up to ten times the next two settings."""
+    """Milliseconds that a view may take for a transaction, plus 0.1 for each row that it
+    processes, because other views wait for it; 0: no limit. A view's option may be up to ten times
+    this (in a separate commit group), and up to ten times the next two settings."""
     view_rows_max: int = 1_000_000
-    """Rows that a part of a view's query may produce for a transaction, plus 100 for each row of the
-    transaction, because they are in memory; 0: no limit."""
+    """Rows that a part of a view's query may produce for a transaction, plus 100 for each row of
+    the transaction, because they are in memory; 0: no limit."""
     view_memory_bytes_max: int = 268_435_456
     """Bytes of these rows, plus 16 for each byte of the transaction; a single value may have a
     quarter of that; 0: no limit."""
@@ -241,8 +245,8 @@ class Settings:
     spark_master: str = "local[2]"
     """Spark master for populations; a cluster needs ``staging_dir_override`` on shared storage."""
     spark_threshold_rows: int = 0
-    """Number of rows, over all tables of a query, from which a population runs on Spark; 0: if they
-    do not fit into ``population_memory_bytes``, or from 100 000 on if ``spark_master`` is a
+    """Number of rows, over all tables of a query, from which a population runs on Spark; 0: if
+    they do not fit into ``population_memory_bytes``, or from 100 000 on if ``spark_master`` is a
     cluster."""
     spark_warm: bool = False
     """Whether Spark starts with the server and keeps running (some 20 s of a processor, 0.7 GB),
@@ -256,8 +260,8 @@ class Settings:
     staging_dir_override: str = ""
     """Directory for the files of populations, if Spark executors on other machines share it."""
     population_memory_bytes: int = 1_073_741_824
-    """Bytes that the states of populations may take in memory, as estimated beforehand (the default
-    is about 2 million rows); larger populations run on Spark."""
+    """Bytes that the states of populations may take in memory, as estimated beforehand (the
+    default is about 2 million rows); larger populations run on Spark."""
     populations_max: int = 3
     """Populations that load at once; the others share their snapshot and wait for their turn. Each
     needs memory, a processor here and one in the source; a snapshot needs a replication slot."""
@@ -273,8 +277,8 @@ class Settings:
     """Milliseconds that a population may run without progress, plus 0.1 for each row, before it
     fails; 0: no limit."""
     population_lock_wait_ms: int = 0
-    """Milliseconds that a population waits for the end of open transactions that have written, since
-    its snapshot begins after them; 0: until they end, or the call is cancelled."""
+    """Milliseconds that a population waits for the end of open transactions that have written,
+    since its snapshot begins after them; 0: until they end, or the call is cancelled."""
 
     worker_listen: str = "127.0.0.1:6433"
     """``HOST:PORT`` on which ``headrace worker``, a worker on another machine, listens."""
@@ -285,7 +289,8 @@ class Settings:
     worker: str = ""
     """Name of this worker; empty: ``main``, which reads and writes. The server sets it."""
     carrier: str = ""
-    """Name of the source whose changes this process replicates; empty: none. The server sets it."""
+    """Name of the source whose changes this process replicates; empty: none. The server sets
+    it."""
 
     log_level: str = "info"
     """Lowest level that is logged: debug, info, warning or error."""
