@@ -110,7 +110,7 @@ _seen: Final[dict[tuple[str, int], _Fault]] = {}
 
 
 def arm(text: str) -> None:
-    """Replace the faults of ``HEADRACE_FAULT`` (for tests in one process)."""
+    """Replace all faults by those of ``text``, written as in ``HEADRACE_FAULT``; for tests."""
     _faults.clear()
     _faults.update(_read(text))
 

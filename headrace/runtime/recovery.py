@@ -160,7 +160,7 @@ class Recovery:
 
 
 def _lineage(db: RocksDatabase) -> str:
-    """Return the name of the batch records; a new database gets a new one."""
+    """Return the name of the batch records; give a new database a new name."""
     found = positions.get_lineage(db)
     if not found:
         found = uuid.uuid4().hex

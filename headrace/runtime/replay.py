@@ -53,8 +53,8 @@ class Plan:
 def plan(state: EngineState) -> Plan:
     """Return the recorded batches that a live view lacks, and where the stream must start.
 
-    Views that are further back than the position read the intake log, if it has what they lack.
-    If no live view lacks recorded batches, the position moves over them.
+    Views that are further back than the position read the intake log, if it has all batches that
+    they lack.  If no live view lacks a recorded batch, the position moves past all of them.
 
     Raises:
         ContinuityLost: the source is at an earlier position, so it was restored.

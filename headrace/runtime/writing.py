@@ -166,7 +166,7 @@ class SinkThread:
         return answer
 
     def _due(self, job: CommitJob) -> list[ViewPart]:
-        """Return the parts that may be written, with the current progress of their rows."""
+        """Return the parts whose views lack the txid of the job, each with its present progress."""
         out = []
         for part in job.parts:
             now = part.progress

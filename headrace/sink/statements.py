@@ -1,4 +1,4 @@
-"""The statements that write a result table, made once for the table as it was then."""
+"""The statements that write a result table, built whenever the table is checked."""
 
 from __future__ import annotations
 

@@ -89,6 +89,6 @@ async def view(conn: AsyncConnection, name: str) -> dict[str, Any] | None:
 
 
 async def plan(conn: AsyncConnection, name: str) -> str:
-    """Return the stored physical plan as JSON."""
+    """Return the stored physical plan of view ``name``, as JSON."""
     rows = await (await conn.execute(_PLAN, (name,))).fetchall()
     return "\n".join(row["plan"] for row in rows)

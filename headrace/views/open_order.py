@@ -95,7 +95,10 @@ class Open:
 
 
 def trace(physical: plan.PhysicalPlan, fed: Mapping[str, Open] | None = None) -> Open:
-    """Return the open columns of a plan; ``fed``: those of the views that feed it, by node."""
+    """Return the columns of a plan whose values depend on an order that the query leaves open.
+
+    ``fed``: such columns of the views that feed the plan, by node.
+    """
     tracer = _Tracer(fed or {})
     for node in physical.nodes:
         tracer.visit(node)

@@ -13,7 +13,7 @@ class Text:
     """The text of a query."""
 
     def __init__(self, query: str, *, standard_strings: bool) -> None:
-        """``standard_strings`` is the setting of the session that the query was written for."""
+        """Scan ``query``; ``standard_strings``: its session's ``standard_conforming_strings``."""
         self._query = query
         self._tokens: list[Token] = []
         try:

@@ -41,7 +41,7 @@ class TopologyNode:
 
 @dataclass(frozen=True, slots=True)
 class TopologyLink:
-    """From a node to one that is a step nearer to the sink."""
+    """A link from a node to another one, which is a step nearer to the sink."""
 
     child: str
     parent: str
@@ -68,7 +68,7 @@ class Topology:
     """Nodes and links; links never lead in a circle.
 
     Raises:
-        UserError: it is no such thing; the message says why.
+        UserError: the nodes and links are inconsistent; the message says how.
     """
 
     nodes: tuple[TopologyNode, ...]

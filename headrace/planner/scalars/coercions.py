@@ -79,7 +79,7 @@ def convert(lowering: Lowering, arg: Expr, oid: int, collation: int) -> Expr:
 
 
 def _conversion(lowering: Lowering, arg: Expr, oid: int) -> Node:
-    """Return Postgres' tree for a cast of a column like ``arg`` to type ``oid``."""
+    """Return Postgres' tree for a cast of a column with the type of ``arg`` to type ``oid``."""
     kind = arg.oid, arg.collation, oid
     if kind not in lowering.conversions:
         source, target = lowering.type_name(arg.oid), lowering.type_name(oid)
