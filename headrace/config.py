@@ -227,7 +227,7 @@ class Settings:
     memory; a view keeps the value of its creation."""
     eval_dsn: str = ""
     """Connection string of the role without rights that evaluates functions that are not built in;
-    empty: Headrace creates the role ``headrace_eval``."""
+    empty: Headrace creates the role ``headrace_eval``, if it may."""
     eval_connections_max: int = 4
     """Connections over which a process has Postgres evaluate expressions, for all views
     together."""
