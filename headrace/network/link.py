@@ -1,8 +1,9 @@
 """Coordinator's link to a worker: messages arrive in order, or the link is dead.
 
-A link is one exchange of Arrow Flight; files go over separate calls.  Once it has failed, or the
-worker has sent no heartbeat for a while, it is dead for good: every wait for it ends, and only a
-new link can continue.
+A link has two exchanges of Arrow Flight: one for all messages, and one for the batches of units
+that lag, which so delay no other batch.  Files go over separate calls.  Once an exchange has failed,
+or the worker has sent no heartbeat for a while, the link is dead for good: every wait for it ends,
+and only a new link can continue.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import threading
-from collections import deque
+import uuid
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Final
@@ -24,24 +25,20 @@ from headrace import clock, errors
 from headrace.errors import OutOfReach
 from headrace.network import file_transfer
 from headrace.network.ends import End
+from headrace.network.exchange import Exchange, Results
 from headrace.network.messages import (
+    LAGGING,
     PROTOCOL,
     Alive,
-    BatchDone,
-    Bye,
+    Attach,
     FromWorker,
     Greeted,
     Greeting,
-    MessageLost,
-    Numbered,
     Reply,
     ToWorker,
-    UnitDiffs,
     Work,
-    from_worker,
 )
-from headrace.network.probe import Prober
-from headrace.network.sender import Sender
+from headrace.network.probe import Probed, Prober
 
 _log = structlog.get_logger(__name__)
 
@@ -58,12 +55,12 @@ _INTERRUPT_S: Final = 2.0
 INTERRUPT: Final = "interrupt"
 """Action type; its body is a JSON array of units."""
 
-Results = tuple[BatchDone, dict[int, pa.RecordBatch]]
-"""Result of a batch, and the diffs by unit."""
-
 
 class FlightLink:
-    """Link to one worker; one thread may wait for results, all other methods are for any thread."""
+    """Link to one worker; every method is for any thread.
+
+    Of the batches of each exchange, one thread may wait for results.
+    """
 
     def __init__(
         self,
@@ -95,24 +92,26 @@ class FlightLink:
         # Guarded by the condition's lock.
         self._reason: str | None = None
         self._joined: Greeted | None = None
-        self._done: deque[Results] = deque()
         self._answers: dict[int, Reply] = {}
         self._waiters = 0
         """Number of callers that wait for the worker."""
         self._awaited_since = 0.0
         self._at: list[Work] = []
+        self._lagging: Exchange | None = None
+        """The exchange of units that lag, once the worker has joined."""
         try:
             self._client = end.client()
-            descriptor = flight.FlightDescriptor.for_command(PROTOCOL)
-            writer, self._reader = self._client.do_exchange(descriptor)
+            self._exchange: Final = self._open(PROTOCOL, said)
         except (pa.ArrowException, OSError) as error:
             raise self._lost(str(error)) from error
-        self.sender: Final = Sender(writer, said, self._die, far=end.far)
-        self._prober: Final = Prober(
-            name, self._client, lambda: self.sender.moved, self.sender.probed
-        )
-        for run in (self._read, self.sender.run, self._watch):
-            threading.Thread(target=run, name=f"headrace-link-{name}", daemon=True).start()
+        self.sender: Final = self._exchange.sender
+        self._prober: Final = Prober(name, self._client, lambda: self._moved, self._probed)
+        self._exchange.start(f"headrace-link-{name}")
+        threading.Thread(target=self._watch, name=f"headrace-link-{name}", daemon=True).start()
+
+    def _open(self, command: bytes, said: int | None) -> Exchange:
+        far = self.end.far
+        return Exchange(self._client, command, said, self._hear, self._die, far=far)
 
     # --- for the engine's thread
 
@@ -126,16 +125,25 @@ class FlightLink:
         """Current work of its units, as last reported; from any thread."""
         return self._at
 
-    def send(self, word: ToWorker, batch: pa.RecordBatch | None = None) -> None:
+    def send(
+        self, word: ToWorker, batch: pa.RecordBatch | None = None, *, lagging: bool = False
+    ) -> None:
         """Send a message; from any thread.
+
+        ``lagging``: over the exchange of units that lag.
 
         Raises:
             OutOfReach: the link is dead.
         """
         with self._awaiting():
             # Nothing is sent over a link known to be dead; the sender may not know it yet.
-            if not self.up or not self.sender.send(word, batch):
+            if not self.up or not self._over(lagging=lagging).sender.send(word, batch):
                 raise self._gone()
+
+    def override(self, said: int | None) -> None:
+        """Take the bandwidth that ``add_link`` gave; None: the measured one counts."""
+        for exchange in self._exchanges:
+            exchange.sender.override(said)
 
     def join(self, word: Greeting) -> Greeted:
         """Send the greeting; return the worker's answer.
@@ -143,29 +151,43 @@ class FlightLink:
         Raises:
             OutOfReach: the worker does not answer.
         """
-        self.send(word)
+        session = uuid.uuid4().hex
+        self.send(msgspec.structs.replace(word, session=session))
         with self._changed:
             self._changed.wait_for(lambda: self._joined or self._reason, _JOIN_S)
             self._heard = clock.monotonic()
-            if self._joined is None:
+            joined = self._joined
+            if joined is None:
                 raise self._lost(self._reason or "it does not answer")
-            return self._joined
+        try:
+            lagging = self._open(LAGGING, self.sender.said)
+        except (pa.ArrowException, OSError) as error:
+            raise self._lost(str(error)) from error
+        with self._changed:
+            self._lagging = lagging
+            if self._reason is not None:
+                lagging.cancel()
+        lagging.start(f"headrace-lagging-{self.name}")
+        self.send(Attach(session), lagging=True)
+        return joined
 
-    def results(self, txid: int, attempt: int) -> Results:
+    def results(self, txid: int, attempt: int, *, lagging: bool = False) -> Results:
         """Wait for the result of a batch and return it.
+
+        ``lagging``: the batch was sent over the exchange of units that lag.
 
         Raises:
             OutOfReach: the link is dead.
         """
+        exchange = self._over(lagging=lagging)
         with self._awaiting(), self._changed:
             while True:
-                self._changed.wait_for(lambda: self._done or self._reason)
-                while self._done:
-                    done, diffs = self._done.popleft()
-                    if (done.txid, done.attempt) == (txid, attempt):
-                        return done, diffs
+                found = exchange.result(txid, attempt)
+                if found is not None:
+                    return found
                 if self._reason is not None:
                     raise self._lost(self._reason)
+                self._changed.wait()
 
     # --- for any thread
 
@@ -239,47 +261,29 @@ class FlightLink:
 
     # --- inside: receive
 
-    def _read(self) -> None:
-        diffs: dict[int, list[pa.RecordBatch]] = {}
-        numbered = Numbered()
-        try:
-            while True:
-                message = self._reader.read_chunk().app_metadata
-                numbered.check(message)
-                word, batch = from_worker(message)
-                self._heard = clock.monotonic()
-                self.sender.heard(message.size)
-                if isinstance(word, UnitDiffs):
-                    assert batch is not None, "they are behind it"
-                    diffs.setdefault(word.unit, []).append(batch)
-                    continue
-                if isinstance(word, Bye):
-                    self._die("it has ended the session")
-                    break
-                if isinstance(word, BatchDone):
-                    self._finish(word, diffs)
-                    diffs = {}
-                else:
-                    self._hear(word)
-        except StopIteration:
-            self._die("it has ended")
-        except (pa.ArrowException, OSError, msgspec.DecodeError, MessageLost) as error:
-            self._die(str(error))
-        self.sender.end()
-        with contextlib.suppress(pa.ArrowException, OSError):
-            self._client.close()
+    def _over(self, *, lagging: bool) -> Exchange:
+        if not lagging:
+            return self._exchange
+        assert self._lagging is not None, "the worker has joined"
+        return self._lagging
 
-    def _finish(self, word: BatchDone, diffs: dict[int, list[pa.RecordBatch]]) -> None:
-        came = {unit: sum(part.num_rows for part in parts) for unit, parts in diffs.items()}
-        if came != word.rows:
-            raise MessageLost(f"got {came} of the rows {word.rows} of txid {word.txid}")
-        whole = {unit: _whole(parts) for unit, parts in diffs.items()}
-        with self._changed:
-            self._done.append((word, whole))
-            self._changed.notify_all()
+    @property
+    def _exchanges(self) -> list[Exchange]:
+        lagging = self._lagging
+        return [self._exchange] if lagging is None else [self._exchange, lagging]
+
+    @property
+    def _moved(self) -> int:
+        """Bytes of messages that were sent and received so far."""
+        return sum(exchange.sender.moved for exchange in self._exchanges)
+
+    def _probed(self, found: Probed) -> None:
+        for exchange in self._exchanges:
+            exchange.sender.probed(found)
 
     def _hear(self, word: FromWorker) -> None:
         with self._changed:
+            self._heard = clock.monotonic()
             match word:
                 case Greeted():
                     self._joined = word
@@ -292,6 +296,14 @@ class FlightLink:
     # --- inside: liveness
 
     def _watch(self) -> None:
+        """Watch the worker until the link is dead, and close the client then."""
+        self._wait()
+        for exchange in self._exchanges:
+            exchange.join()
+        with contextlib.suppress(pa.ArrowException, OSError):
+            self._client.close()
+
+    def _wait(self) -> None:
         """Give up a worker without heartbeats: it is stopped, or cut off."""
         while True:
             with self._changed:
@@ -329,9 +341,8 @@ class FlightLink:
             self._reason = reason.splitlines()[0] if reason else "it is gone"
             self._changed.notify_all()
         _log.warning("link lost", worker=self.name, reason=self._reason)
-        self.sender.close()
-        # This ends the calls of gRPC that are sending or reading.
-        self._reader.cancel()
+        for exchange in self._exchanges:
+            exchange.cancel()
         self._wake()
 
     def _gone(self) -> OutOfReach:
@@ -339,10 +350,6 @@ class FlightLink:
 
     def _lost(self, reason: str) -> OutOfReach:
         return OutOfReach(f'worker "{self.name}" cannot be reached', detail=f"{reason}.")
-
-
-def _whole(parts: list[pa.RecordBatch]) -> pa.RecordBatch:
-    return parts[0] if len(parts) == 1 else pa.concat_batches(parts)
 
 
 class Joining:

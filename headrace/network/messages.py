@@ -9,8 +9,9 @@ The coordinator sends for each txid, in this order:
 
     BeginBatch ─► TableRows … ─► EndBatch      answered by UnitDiffs … and BatchDone
 
-Other messages deploy and drop units, and make their states durable.  A link keeps the order of
-messages, so each applies to the state after all earlier ones.
+Other messages deploy and drop units, and make their states durable.  An exchange keeps the order of
+messages, so each applies to the state after all earlier ones.  Batches of units that lag go over a
+second exchange.  The coordinator sends no other message about such a unit until it has the result.
 """
 
 from __future__ import annotations
@@ -28,8 +29,10 @@ Mark = tuple[int, int, int]
 Commits = dict[int, list[int]]
 """Txids that were committed to the result tables since the last message, by unit."""
 
-PROTOCOL: Final = b"headrace units 3"
+PROTOCOL: Final = b"headrace units 4"
 """Descriptor of the exchange; the worker refuses any other version."""
+LAGGING: Final = b"headrace lagging units 4"
+"""Descriptor of the exchange for batches of units that lag."""
 
 _ALIGN: Final = 64
 _HEAD: Final = struct.Struct("<QI")
@@ -66,6 +69,14 @@ class Greeting(msgspec.Struct, tag=True):
     """Identity of the records by which batches are cut; marks made under another one are void."""
     epoch: int = 0
     """Epoch of the coordinator: one that began later has a greater one (``sql/meta.py``)."""
+    session: str = ""
+    """Random name of the session."""
+
+
+class Attach(msgspec.Struct, tag=True):
+    """Attach the exchange for units that lag to a session, once that has begun."""
+
+    session: str
 
 
 class Greeted(msgspec.Struct, tag=True):
@@ -96,8 +107,9 @@ class Drop(msgspec.Struct, tag=True):
 
 
 class Replan(msgspec.Struct, tag=True):
-    """Change the plan of a unit; its states stay."""
+    """Change the plan of a unit; its states stay.  Answered by Reply."""
 
+    call: int
     unit: int
     plan: dict[str, Any]
     commits: Commits
@@ -106,6 +118,8 @@ class Replan(msgspec.Struct, tag=True):
 class BeginBatch(msgspec.Struct, tag=True):
     """Begin a batch for some units."""
 
+    first: int
+    """The txids from this one on are processed as one, ``txid``."""
     txid: int
     attempt: int
     instant: int
@@ -129,7 +143,7 @@ class EndBatch(msgspec.Struct, tag=True):
 
 
 class AbortBatch(msgspec.Struct, tag=True):
-    """Abort the batch that was begun; without an answer."""
+    """Abort the batch that was begun.  Answered by BatchDone, like its end."""
 
 
 class UnitDiffs(msgspec.Struct, tag=True):
@@ -143,7 +157,8 @@ class BatchDone(msgspec.Struct, tag=True):
 
     txid: int
     attempt: int
-    touched: list[int]
+    took_s: dict[int, float]
+    """Seconds of work, by unit that took part."""
     failed: dict[int, dict[str, Any]]
     """Errors (``errors.to_wire``) by unit."""
     trouble: dict[str, Any] | None
@@ -256,6 +271,7 @@ class Bye(msgspec.Struct, tag=True):
 
 ToWorker = (
     Greeting
+    | Attach
     | Deploy
     | Drop
     | Replan

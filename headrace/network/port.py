@@ -19,6 +19,7 @@ from headrace.network import file_transfer
 from headrace.network.ends import Near
 from headrace.network.link import ALIVE_S, INTERRUPT
 from headrace.network.messages import (
+    LAGGING,
     PIECE_BYTES,
     PROTOCOL,
     Alive,
@@ -44,7 +45,11 @@ class Ended(Exception):
 class FlightSession:
     """One exchange with a coordinator; ``send`` is for any thread, ``receive`` for one."""
 
-    def __init__(self, reader: Any, writer: Any, *, far: bool = False) -> None:
+    def __init__(
+        self, reader: Any, writer: Any, *, far: bool = False, lagging: bool = False
+    ) -> None:
+        self.lagging: Final = lagging
+        """Whether it is for batches of units that lag."""
         self._reader = reader
         self._writer = writer
         self._piece_bytes = PIECE_BYTES if far else None
@@ -134,7 +139,7 @@ class FlightPort(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has 
     ) -> None:
         """Listen at ``end``.
 
-        ``serve`` returns when its session has ended; ``interrupt`` is called on any thread.
+        ``serve`` returns when its exchange has ended; ``interrupt`` is called on any thread.
         ``files``: the folder of received files, and of those to be fetched.
 
         Raises:
@@ -156,13 +161,14 @@ class FlightPort(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has 
         return []
 
     def do_exchange(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
-        """Serve a session or a probe, by the exchange's descriptor."""
+        """Serve an exchange of a session, or a probe, by the descriptor."""
         if descriptor.command == PROBE:
             echo(reader, writer)
             return
-        if descriptor.command != PROTOCOL:
+        if descriptor.command not in (PROTOCOL, LAGGING):
             raise flight.FlightServerError("this worker runs another version of headrace")
-        self._serve(FlightSession(reader, writer, far=self._far))
+        lagging = descriptor.command == LAGGING
+        self._serve(FlightSession(reader, writer, far=self._far, lagging=lagging))
 
     def do_put(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
         """Receive a file."""

@@ -105,6 +105,11 @@ class Sender:
             self._said = said
             self._choose()
 
+    @property
+    def said(self) -> int | None:
+        """The bandwidth that ``add_link`` gave."""
+        return self._said
+
     def figures(self) -> LinkFigures:
         """Return the figures of the link."""
         with self._changed:

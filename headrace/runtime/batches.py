@@ -71,6 +71,8 @@ class Outcome:
     """Changes that the batch has had so far."""
     touched: set[int] = field(default_factory=set)
     """IDs of the units that took part."""
+    remote_s: dict[int, float] = field(default_factory=dict)
+    """Seconds of work by unit, of those on other workers that took part."""
     diffs: dict[int, pa.RecordBatch] = field(default_factory=dict)
     failed: dict[int, HeadraceError] = field(default_factory=dict)
     """Errors by unit ID, also of shared subplans."""
@@ -81,7 +83,7 @@ class Outcome:
 
 
 class Elsewhere(Protocol):
-    """The other workers' part of a batch (``worker_handles.WorkerHandle``)."""
+    """The other workers' part of a batch (``worker_handles.RemoteBatch``)."""
 
     @property
     def units(self) -> Sequence[Unit]:

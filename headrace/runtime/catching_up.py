@@ -23,9 +23,8 @@ exclusive:
 * Invariant 4: the output of a shared subplan at a txid follows from that txid only.  A reader whose
   table is locked goes back, and reads the output later, up to any txid.
 
-The stream is replayed for views on other workers, and for a view that needs a shared subplan that
-stands still: its batches cannot be coalesced.  A slow group with views that read the clock leads,
-because time passes for it without batches.
+Views on other workers lag likewise: their batches go over an exchange of their own.  A slow group
+with views that read the clock leads, because time passes for it without batches.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ import structlog
 from headrace import clock
 from headrace.errors import Interrupted, TransientError
 from headrace.forwarder.batcher import Batch
-from headrace.runtime.batches import Outcome
+from headrace.runtime.batches import Outcome, Processor
 from headrace.runtime.change_capture import ChangeCapture
 from headrace.runtime.columns import Types, types_of
 from headrace.runtime.commits import Commits
@@ -58,6 +57,7 @@ from headrace.runtime.shared import Shared
 from headrace.runtime.single_job import SingleJob
 from headrace.runtime.views import Unit, View
 from headrace.runtime.watch import Watch
+from headrace.runtime.worker_handles import RemoteBatch, WorkerHandles
 from headrace.runtime.writing import SinkThread
 
 _log = structlog.get_logger(__name__)
@@ -87,6 +87,9 @@ _MEETING_PAUSE: Final = 10
 """Shortest time between two waits, as a multiple of the last wait."""
 
 
+Result = tuple[Outcome, Batch]
+
+
 @dataclass(frozen=True, slots=True)
 class _CoalescedBatch:
     """Consecutive txids, processed as their last one."""
@@ -98,11 +101,18 @@ class _CoalescedBatch:
     """Shared subplans that the views or these subplans read, each after those that it reads."""
     units: list[Unit]
     """Units that process it."""
+    remote: RemoteBatch
+    """The part of units on other workers."""
     cursor: LogCursor
     begun: float
 
-
-Result = tuple[Outcome, Batch]
+    def run(self, processor: Processor, attempt: int, types: Types) -> Result:
+        """Process it; on the thread of lagging views."""
+        frames, batch = self.cursor.read(self.last, attempt, types)
+        away = {unit.id for unit in self.remote.units}
+        here = [view for view in self.views if view.id not in away]
+        needed = [shared for shared in self.needed if shared.id not in away]
+        return self.remote.run(processor, here, frames, needed), batch
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,9 +139,11 @@ class CatchingUp:
         taps: ChangeCapture,
         lateness: Lateness,
         watch: Watch,
+        hosts: WorkerHandles,
         calls: EngineCalls,
     ) -> None:
         self._state = state
+        self._hosts = hosts
         self._intake = intake
         self._commits = commits
         self._taps = taps
@@ -227,7 +239,7 @@ class CatchingUp:
         return any(
             view is not None
             and view.live
-            and view.processed >= near
+            and state.least(view) >= near
             and view.commit_group not in state.lagging.groups
             for view in views
         )
@@ -239,8 +251,7 @@ class CatchingUp:
         state = self._state
         if not view.live or view.store is None or state.stream is None:
             return  # the next stream begins where its views stand
-        units: list[Unit] = [view, *state.needed([view])]
-        lacks = min(unit.processed for unit in units) < state.taken.txid
+        lacks = state.least(view) < state.taken.txid
         if not lacks and not self.busy:
             return
         if (lacks and not state.can_lag(view, state.taken.txid)) or not self._connect():
@@ -268,13 +279,8 @@ class CatchingUp:
         attempt = self._errors + (record.attempt if record is not None else 0)
         types = types_of([unit.own for unit in coalesced.units])
         self._coalesced = coalesced
-        self._future = self._thread.submit(self._run, coalesced, attempt, types)
+        self._future = self._thread.submit(coalesced.run, self._processor, attempt, types)
         self._future.add_done_callback(lambda _: self._poke())
-
-    def _run(self, coalesced: _CoalescedBatch, attempt: int, types: Types) -> Result:
-        """Process a coalesced batch; on the thread of its own."""
-        frames, batch = coalesced.cursor.read(coalesced.last, attempt, types)
-        return self._processor.run(coalesced.views, frames, coalesced.needed), batch
 
     def _next(self) -> _CoalescedBatch | None:
         """Return the next coalesced batch; None: there is nothing to process."""
@@ -299,7 +305,9 @@ class CatchingUp:
         if cursor is None:
             cursor = LogCursor(state.retained, at, self._watch, self._on_engine)
         units = [*taking, *(s for s in needed if s.processed == at)]
-        return _CoalescedBatch(at + 1, last, taking, needed, units, cursor, clock.monotonic())
+        remote = self._hosts.batch([unit for unit in units if unit.placed], lagging=True)
+        now = clock.monotonic()
+        return _CoalescedBatch(at + 1, last, taking, needed, units, remote, cursor, now)
 
     def _possible(self, at: int, views: Sequence[View], shared: Sequence[Shared]) -> bool:
         """Return whether the units at ``at`` can go on: all that they read is not behind them."""
@@ -368,6 +376,7 @@ class CatchingUp:
         self._errors += 1
         self._retry_at = clock.monotonic() + min(_RETRY_S * 2**self._errors, _RETRY_S_MAX)
         _log.warning("views that lag are interrupted", txid=coalesced.last, reason=error.message)
+        coalesced.remote.give_up()
         for unit in coalesced.units:
             unit.reset()
 
@@ -378,15 +387,19 @@ class CatchingUp:
         """
         self._sink.leave()
         self._connected = False
-        future, self._future, self._coalesced = self._future, None, None
-        if future is not None:
+        future, coalesced = self._future, self._coalesced
+        self._future = self._coalesced = None
+        if future is not None and coalesced is not None:
             for unit_id in self._state.lagging.working:
                 unit = self._state.unit(unit_id)
+                if unit is not None:
+                    self._hosts.interrupt_unit(unit)
                 if unit is not None and unit.bound is not None and unit.bound.inside:
                     unit.bound.cancel(Interrupted("the stream begins anew", sqlstate="57014"))
             while not future.done():
                 serve()
                 wait_for([future], _GIVE_UP_S)
+            coalesced.remote.give_up()
         self._state.lagging.working = frozenset()
         owner = self._state.connections
         self._job.abort(owner.interrupt_beside if owner is not None else _nothing)
@@ -404,10 +417,8 @@ class CatchingUp:
             self._refuse()
         lagging.views.clear()
         for view in list(state.views.values()):
-            if view.live and view.store is not None and not view.placed:
-                units: list[Unit] = [view, *state.needed([view])]
-                if min(unit.processed for unit in units) < txid:
-                    lagging.views.add(view.id)
+            if view.live and view.store is not None and state.least(view) < txid:
+                lagging.views.add(view.id)
         if lagging.any:
             self._sink.start(state.owner.beside())
             self._connected = True
@@ -484,12 +495,13 @@ class CatchingUp:
         """By group: the time of its slowest unit, and the views that need the unit."""
         for unit_id in outcome.touched:
             unit = self._state.unit(unit_id)
-            if unit is None or unit.bound is None:
+            if unit is None:
                 continue
             views = self._state.views_of(unit)
             groups = {view.commit_group for view in views}
             if len(groups) == 1:
-                group, took = groups.pop(), unit.bound.taken_s
+                here_s = unit.bound.taken_s if unit.bound is not None else 0.0
+                group, took = groups.pop(), outcome.remote_s.get(unit_id, here_s)
                 seconds[group] += took
                 names = ", ".join(view.target.shown for view in views)
                 slowest[group] = max(slowest.get(group, (0.0, "")), (took, names))
@@ -514,7 +526,7 @@ class CatchingUp:
         live = [view for view in state.views.values() if view.live]
         others = {view.commit_group for view in live} - lagging.groups - {group}
         mine = [view for view in live if view.commit_group == group]
-        return bool(others) and not any(v.temporal or v.placed or v.parts for v in mine)
+        return bool(others) and not any(v.temporal or v.parts for v in mine)
 
     def _set_lagging(self, group: str, took_s: float, slowest: str) -> None:
         """Let a group lag from the next batch on.
@@ -547,17 +559,13 @@ class CatchingUp:
             return False
         views = state.lagging_views
         for view in views:
-            if view.commit_group in lagging.groups and (view.temporal or view.placed or view.parts):
+            if view.commit_group in lagging.groups and (view.temporal or view.parts):
                 lagging.views |= {v.id for v in views if v.commit_group == view.commit_group}
                 lagging.groups.discard(view.commit_group)
         low = min((unit.processed for unit in self._units()), default=state.taken.txid)
-        placed = any(view.placed or view.parts for view in views)
-        if not placed and (
-            low >= state.taken.txid or state.retained.reaches(low, state.taken.txid)
-        ):
+        if low >= state.taken.txid or state.retained.reaches(low, state.taken.txid):
             return False
-        if not placed:
-            self._refuse()
+        self._refuse()
         lagging.views.clear()
         return True
 

@@ -133,6 +133,7 @@ class Engine:
             self.taps,
             self._lateness,
             self.watch,
+            self.hosts,
             EngineCalls(self._on_engine, self._sink.admit, rewind_soon, self._poke),
         )
         go_on = self._catching_up.go_on

@@ -205,15 +205,19 @@ class EngineState:
                 found[view_id] = view
         return list(found.values())
 
+    def units_of(self, view: View) -> list[Unit]:
+        """Return a view, and the shared subplans that it needs."""
+        return [view, *self.needed([view])]
+
+    def least(self, view: View) -> int:
+        """Return the last txid that a view and all shared subplans that it needs have processed."""
+        return min(unit.processed for unit in self.units_of(view))
+
     def can_lag(self, view: View, txid: int) -> bool:
         """Return whether a view lacks batches up to ``txid``, and can read them from the log."""
-        units: list[Unit] = [view, *self.needed([view])]
-        if view.store is None or view.placed or any(unit.placed for unit in units):
+        if any(unit.store is None for unit in self.units_of(view)):
             return False
-        low = min(unit.processed for unit in units)
-        # A shared subplan processes batches one by one, perhaps too slowly to catch up.
-        if any(isinstance(unit, Shared) and unit.processed < txid for unit in units):
-            return False
+        low = self.least(view)
         return low < txid and self.retained.reaches(low, txid)
 
     @property
@@ -236,9 +240,10 @@ class EngineState:
         return max(lost) if lost else None
 
     def late(self, txid: int) -> list[Shared]:
-        """Return the parts that lack ``txid``, which their view may have: their worker came back.
+        """Return the parts of leading views that lack ``txid``.
 
-        The rows are in the parts' queues; only the states have to catch up.
+        After a replay has begun, the view may have it: the rows are in the part's queue, and only
+        the part's states have to catch up.
         """
         return [
             part
@@ -246,6 +251,7 @@ class EngineState:
             if part.processed < txid
             and (view := self.views.get(part.first)) is not None
             and (view.live and view.store is not None)
+            and not self.lagging.has(view.id, view.commit_group)
         ]
 
     def unit(self, unit_id: int) -> Unit | None:

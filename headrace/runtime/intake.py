@@ -105,7 +105,7 @@ class Intake:
         frames = StreamFrames(
             batch, self._decoder, txid, attempt, self._watch, instant, self._types
         )
-        outcome = self._run(here, away, frames, needed)
+        outcome = self._hosts.batch(away).run(self._processor, here, frames, needed)
         faults.point(faults.COLLECTIONS_DONE)
         job = self.finished(
             outcome,
@@ -120,19 +120,6 @@ class Intake:
         if sequential:
             self._drain()
         return outcome
-
-    def _run(
-        self, here: list[View], away: list[Unit], frames: StreamFrames, needed: list[Shared]
-    ) -> Outcome:
-        if not away:
-            return self._processor.run(here, frames, needed)
-        crew = self._hosts.begin(away, frames)
-        frames.pass_on.append(crew.put)
-        try:
-            return self._processor.run(here, frames, needed, crew)
-        except BaseException:
-            crew.abort()
-            raise
 
     def finished(
         self,

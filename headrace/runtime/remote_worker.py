@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import uuid
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -100,8 +100,9 @@ class RemoteWorker:
     guilty: set[int] = field(default_factory=set)
     """Views that have crashed it."""
     pid: int = 0
-    awaited_s: float | None = None
-    """When the engine began to wait for its part of a batch, on the monotonic clock."""
+    awaited: list[float | None] = field(default_factory=lambda: [None, None])
+    """When its part of a batch was begun to be awaited, on the monotonic clock: a batch of leading
+    units, and one of units that lag."""
     large: bool = False
     """Whether it has so much undurable state that a checkpoint is due."""
     crowded: bool = False
@@ -112,6 +113,11 @@ class RemoteWorker:
     def up(self) -> bool:
         """Whether it is within reach."""
         return self.link is not None and self.link.up
+
+    @property
+    def awaited_since(self) -> float | None:
+        """Since when its part of a batch is awaited; None: it is not."""
+        return min((since for since in self.awaited if since is not None), default=None)
 
     def lost_again(self) -> None:
         """Increase the patience with a worker whose link died of silence, as it may be slow."""
@@ -125,6 +131,10 @@ class RemoteWorker:
         """Return and clear the commits to report; the caller reports them."""
         out, self.commits = self.commits, {}
         return out
+
+    def take_commits_of(self, unit_ids: Iterable[int]) -> Commits:
+        """Return and clear the commits of some units to report; the caller reports them."""
+        return {unit: self.commits.pop(unit) for unit in unit_ids if unit in self.commits}
 
 
 def unreachable(worker: str) -> OutOfReach:

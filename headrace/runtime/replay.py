@@ -9,7 +9,7 @@ source's rows at a position determine state and table, however the batches befor
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -67,14 +67,12 @@ def plan(state: EngineState) -> Plan:
         if view.owned and progress is not None and progress.txid > view.mark.txid:
             ends.setdefault(progress.txid, progress.lsn)
     views = [view for view in state.views.values() if view.live]
-    live = [view.mark for view in views]
-    parts = [p.mark for p in state.parts if p.first in state.views and state.views[p.first].live]
-    live += parts
+    live = _marks(state, views)
     last = max([state.position.txid, *ends])
     _retain(state, min([last, *(mark.txid for mark in live)]), last)
     lagging = {view.id for view in views if _lags(state, view)}
     if lagging:
-        live = [view.mark for view in views if view.id not in lagging] + parts
+        live = _marks(state, [view for view in views if view.id not in lagging])
         live.append(StateMark(state.position.txid, state.position.lsn, 0))
     behind = [mark for mark in live if mark.txid < last]
     base = min((mark.txid for mark in behind), default=last)
@@ -94,20 +92,25 @@ def plan(state: EngineState) -> Plan:
     return Plan(start, retained.backlog(base), cuts, known.lsn)
 
 
+def _marks(state: EngineState, views: Iterable[View]) -> list[StateMark]:
+    """Return the marks of views, and of their parts on other workers."""
+    return [unit.mark for view in views for unit in (view, *state.parts_of(view))]
+
+
 def _lags(state: EngineState, view: View) -> bool:
     """Return whether a view is so far behind the position that it reads the log by itself.
 
     A view that led has a table that is further than its state, or a state that is a few batches
     behind, because a checkpoint left it out.  It leads again, so that it agrees with the others.
     """
-    position, mark = state.position, view.mark
+    position, least = state.position, state.least(view)
     if not state.can_lag(view, position.txid):
         return False
     if view.progress is not None and view.progress.txid >= position.txid:
         return False
-    lacks = position.txid - mark.txid
+    lacks = position.txid - least
     retained = state.retained
-    size = retained.bytes_after(mark.txid) - retained.bytes_after(position.txid)
+    size = retained.bytes_after(least) - retained.bytes_after(position.txid)
     return lacks > _NEAR_TXIDS or size > _NEAR_BYTES
 
 

@@ -126,9 +126,9 @@ class SentFrames(Frames):
         aside: Callable[[WriteSnapshot | AskStats | Export], None],
     ) -> None:
         """Create it; ``aside`` gets messages from other threads of the coordinator meanwhile."""
-        super().__init__(begin.txid, begin.txid, begin.attempt, begin.instant, begin.oldest_us)
+        super().__init__(begin.first, begin.txid, begin.attempt, begin.instant, begin.oldest_us)
         self._inbox = inbox
-        self._lagging_units = aside
+        self._aside = aside
         self._kept: list[TableDiffs] | None = []
         self._bytes = 0
         self._rows = 0
@@ -151,7 +151,7 @@ class SentFrames(Frames):
     def _next(self) -> TableDiffs | None:
         word, batch = self._inbox.next()
         while isinstance(word, WriteSnapshot | AskStats | Export):
-            self._lagging_units(word)
+            self._aside(word)
             word, batch = self._inbox.next()
         match word:
             case TableRows() if batch is not None:

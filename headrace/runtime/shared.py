@@ -206,7 +206,9 @@ def read(
             made.feed_on(feeds.get(made.id, {}))
             mark = marks[made.id]
             made.restore(None if made.placed else db.view(made.id, mark.txid), mark)
-            made.open(storage, fronts.get(made.id), recorded)
+            # A worker may have written its first checkpoint although this process has not.
+            front = fronts.get(made.id, 0 if made.placed else None)
+            made.open(storage, front, recorded)
             found.append(made)
     except (ValueError, KeyError, TypeError) as error:
         raise StateDamaged(

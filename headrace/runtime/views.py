@@ -251,6 +251,10 @@ class Unit:
         self.durable = mark
         if isinstance(self.store, RemoteStore):
             self.store.durable = mark.txid
+            if mark.txid > self.mark.txid:
+                # The worker was lost while the checkpoint was written, and comes back with it.
+                self.processed = mark.txid
+                self._move(mark)
         self._marks = {t: m for t, m in self._marks.items() if t >= mark.txid}
         if self.listener is not None:
             self.listener.update_mark(self)

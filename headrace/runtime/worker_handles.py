@@ -1,11 +1,11 @@
 """Other workers, which hold the states of views that are placed there and run their collections.
 
-    intake ─► WorkerHandle: begin, rows …, end ─► worker_service ─► diffs, done ─► Outcome ─► sink
+    intake ─► RemoteBatch: begin, rows …, end ─► worker_service ─► diffs, done ─► Outcome ─► sink
 
 Only the coordinator takes batches, records, commits and confirms.  It treats such a view like any
 other, but the view is processed elsewhere, in parallel with its own views.  A worker makes states
-durable as of marks from the coordinator.  When it comes back, it reports its durable marks, and the
-batches after them are replayed.
+durable as of marks from the coordinator.  When it comes back, it reports its durable marks, and its
+views catch up from there (``catching_up.py``).
 """
 
 from __future__ import annotations
@@ -25,10 +25,12 @@ from headrace import clock, errors
 from headrace.collections import plan
 from headrace.errors import BugError, OutOfReach, RowsLost, TransientError
 from headrace.network.ends import End, Far, Near
+from headrace.network.exchange import Results
 from headrace.network.link import FlightLink, Joining
 from headrace.network.messages import (
     AbortBatch,
     BeginBatch,
+    Commits,
     Deploy,
     Drop,
     EndBatch,
@@ -40,10 +42,10 @@ from headrace.network.messages import (
     Work,
 )
 from headrace.process import keys
-from headrace.runtime.batches import LOST_MAX, Outcome
+from headrace.runtime.batches import LOST_MAX, Outcome, Processor
 from headrace.runtime.edges import TableDiffs
 from headrace.runtime.engine_state import EngineState
-from headrace.runtime.incoming import Frames
+from headrace.runtime.incoming import Frames, StreamFrames
 from headrace.runtime.positions import StateMark
 from headrace.runtime.remote_worker import RemoteStore, RemoteWorker, Sending, unreachable
 from headrace.runtime.shared import PER_VIEW_MAX, Shared
@@ -68,36 +70,89 @@ class _Part:
 
     host: RemoteWorker
     link: FlightLink
-    units: list[Unit]
-    tables: set[int]
+    lagging: bool
+    """Whether its units lag, so that another exchange carries the batch."""
+    units: list[Unit] = field(default_factory=list)
+    tables: set[int] = field(default_factory=set)
+    commits: Commits = field(default_factory=dict)
     rows: int = 0
     lost: OutOfReach | None = None
 
+    def send(self, word: ToWorker, batch: pa.RecordBatch | None = None) -> None:
+        if self.lost is None:
+            try:
+                self.link.send(word, batch, lagging=self.lagging)
+            except OutOfReach as error:
+                self.lost = error
+
+    def results(self, txid: int, attempt: int) -> Results:
+        """Wait for the result; see ``FlightLink.results``."""
+        if self.lost is not None:
+            raise self.lost
+        self.host.awaited[self.lagging] = clock.monotonic()
+        try:
+            return self.link.results(txid, attempt, lagging=self.lagging)
+        finally:
+            self.host.awaited[self.lagging] = None
+
 
 @dataclass(slots=True)
-class WorkerHandle:
-    """The workers that take part in a batch; used on the engine's thread."""
+class RemoteBatch:
+    """A batch for units on other workers; one thread uses it."""
 
-    frames: Frames
     parts: list[_Part]
     needed_by: dict[int, int]
     """For each unit, the ID of the view that needs it."""
     units: list[Unit] = field(init=False)
+    frames: Frames = field(init=False)
+    begun: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
         self.units = [unit for part in self.parts for unit in part.units]
 
-    def put(self, chunk: list[TableDiffs] | None) -> None:
+    def give_up(self) -> None:
+        """Report the commits later if the batch was not begun; on the engine's thread."""
+        if not self.begun:
+            for part in self.parts:
+                part.host.commits |= part.commits
+
+    def run(
+        self,
+        processor: Processor,
+        views: Sequence[Unit],
+        frames: StreamFrames,
+        needed: Sequence[Shared],
+    ) -> Outcome:
+        """Process the batch here, for ``views``, and on the workers; see ``Processor.run``."""
+        if not self.parts:
+            return processor.run(views, frames, needed)
+        self._begin(frames)
+        frames.pass_on.append(self._put)
+        try:
+            return processor.run(views, frames, needed, self)
+        except BaseException:
+            self._abort()
+            raise
+
+    def _begin(self, frames: Frames) -> None:
+        self.frames, self.begun = frames, True
+        at = (frames.first, frames.txid, frames.attempt, frames.instant, frames.oldest_us)
+        for part in self.parts:
+            for unit in part.units:
+                unit.begin(frames.txid)
+            part.send(BeginBatch(*at, [unit.id for unit in part.units], part.commits))
+
+    def _put(self, chunk: list[TableDiffs] | None) -> None:
         """Send changes to the workers that read their tables; None: there are no more."""
         for part in self.parts:
             if chunk is None:
-                _send(part, EndBatch(self.frames.txid, part.rows))
+                part.send(EndBatch(self.frames.txid, part.rows))
                 continue
             for frame in chunk:
                 if frame.table_oid in part.tables:
                     batch = frame.diffs.batch
                     part.rows += batch.num_rows
-                    _send(part, TableRows(frame.table_oid), batch)
+                    part.send(TableRows(frame.table_oid), batch)
 
     def collect(self, outcome: Outcome) -> None:
         """Add the workers' results to ``outcome``.
@@ -133,41 +188,33 @@ class WorkerHandle:
         part.send(frames.txid, frames.attempt, frames.oldest_us, diffs)
 
     def _collect(self, part: _Part, outcome: Outcome) -> None:
-        if part.lost is not None:
-            raise part.lost
-        host = part.host
-        host.awaited_s = clock.monotonic()
-        try:
-            done, diffs = part.link.results(self.frames.txid, self.frames.attempt)
-        finally:
-            host.awaited_s = None
+        host, frames = part.host, self.frames
+        done, diffs = part.results(frames.txid, frames.attempt)
         host.large, host.crowded = done.large, done.crowded
         host.memory_bytes = done.memory_bytes
         if done.trouble is not None:
             error = errors.from_wire(done.trouble)
-            if isinstance(error, RowsLost) and self.frames.attempt >= LOST_MAX:
+            if isinstance(error, RowsLost) and frames.attempt >= LOST_MAX:
                 error = BugError(f"rows are lost in every attempt: {error.message}")
             if isinstance(error, TransientError):
                 raise error
             outcome.failed |= {unit.id: error for unit in part.units}
             return
-        outcome.touched |= set(done.touched)
+        outcome.touched |= done.took_s.keys()
+        outcome.remote_s |= done.took_s
         outcome.diffs |= diffs
         outcome.failed |= {i: errors.from_wire(e) for i, e in done.failed.items()}
 
-    def abort(self) -> None:
-        """Give up the batch on all workers."""
+    def _abort(self) -> None:
+        """Give up the batch on all workers; return when none works on units that lag."""
         for part in self.parts:
-            part.link.interrupt()
-            _send(part, AbortBatch())
-
-
-def _send(part: _Part, word: ToWorker, batch: pa.RecordBatch | None = None) -> None:
-    if part.lost is None:
-        try:
-            part.link.send(word, batch)
-        except OutOfReach as error:
-            part.lost = error
+            part.link.interrupt([unit.id for unit in part.units])
+            part.send(AbortBatch())
+        for part in self.parts:
+            if part.lagging:
+                # Nothing else orders later messages about the units after their work.
+                with contextlib.suppress(OutOfReach):
+                    part.results(self.frames.txid, self.frames.attempt)
 
 
 class WorkerHandles:
@@ -262,8 +309,11 @@ class WorkerHandles:
         """
         host = self._state.hosts.get(unit.placed)
         if host is not None and host.link is not None and unit.id in host.units:
+            number = host.link.number()
+            word = Replan(number, unit.id, plan.to_json(unit.plan), host.take_commits())
             with contextlib.suppress(OutOfReach):
-                host.link.send(Replan(unit.id, plan.to_json(unit.plan), host.take_commits()))
+                host.link.send(word)
+                host.link.answer(number)
 
     def drop(self, unit_id: int) -> None:
         """Drop a unit; a worker that is out of reach is told when it is back.
@@ -293,14 +343,18 @@ class WorkerHandles:
     def interrupt(self, view: View) -> None:
         """Interrupt the work on a view; callable from any thread."""
         for unit in (view, *self._state.parts_of(view)):
-            store = unit.store
-            if isinstance(store, RemoteStore) and store.up:
-                store.link.interrupt([unit.id])
+            self.interrupt_unit(unit)
+
+    def interrupt_unit(self, unit: Unit) -> None:
+        """Interrupt the work on one unit, if it is on another worker; callable from any thread."""
+        store = unit.store
+        if isinstance(store, RemoteStore) and store.up:
+            store.link.interrupt([unit.id])
 
     def at_work(self) -> str | None:
         """Describe the worker that the engine waits for, and how long; callable from any thread."""
         for host in list(self._state.hosts.values()):
-            since = host.awaited_s
+            since = host.awaited_since
             if since is not None:
                 return f"a batch on worker {host.name}, {clock.monotonic() - since:.0f} s"
         return None
@@ -310,7 +364,7 @@ class WorkerHandles:
         return [
             work
             for host in list(self._state.hosts.values())
-            if host.awaited_s is not None and host.link is not None
+            if host.awaited_since is not None and host.link is not None
             for work in host.link.at
         ]
 
@@ -326,8 +380,11 @@ class WorkerHandles:
 
     # --- batches
 
-    def begin(self, units: Sequence[Unit], frames: Frames) -> WorkerHandle:
-        """Have workers begin a batch for ``units``, which are placed there."""
+    def batch(self, units: Sequence[Unit], *, lagging: bool = False) -> RemoteBatch:
+        """Return a batch for ``units``, which are placed on other workers, to be run once.
+
+        ``lagging``: they lag; it is run on another thread than the engine's.
+        """
         parts: dict[str, _Part] = {}
         for unit in units:
             store = unit.store
@@ -335,16 +392,14 @@ class WorkerHandles:
                 raise BugError(f"unit {unit.id} has no states on worker {unit.placed}")
             part = parts.get(unit.placed)
             if part is None:
-                part = parts[unit.placed] = _Part(store.host, store.link, [], set())
+                part = parts[unit.placed] = _Part(store.host, store.link, lagging)
             part.units.append(unit)
             part.tables |= {spec.table_oid for spec in unit.own.sources}
-            unit.begin(frames.txid)
-        at = (frames.txid, frames.attempt, frames.instant, frames.oldest_us)
         for part in parts.values():
-            word = BeginBatch(*at, [unit.id for unit in part.units], part.host.take_commits())
-            _send(part, word)
+            # Commits of other units may be reported over the other exchange.
+            part.commits = part.host.take_commits_of(unit.id for unit in part.units)
         needed_by = {u.id: u.first if isinstance(u, Shared) else u.id for u in units}
-        return WorkerHandle(frames, list(parts.values()), needed_by)
+        return RemoteBatch(list(parts.values()), needed_by)
 
     # --- links
 
@@ -368,7 +423,7 @@ class WorkerHandles:
         up = [(h, h.link) for h in self._state.hosts.values() if h.link is not None and h.link.up]
         said = links.said(conn) if up else {}
         for host, link in up:
-            link.sender.override(said.get(host.name, LinkFacts()).bytes_per_s)
+            link.override(said.get(host.name, LinkFacts()).bytes_per_s)
             if isinstance(link.end, Far):
                 found = nodes.where_placed(conn, host.name)
                 if found is None or found[1] != link.end.other:

@@ -3,6 +3,8 @@
     reader thread:   words ─► inbox            (urgent messages are handled at once)
     session thread:  inbox ─► dataflows ─► diffs and answers ─► coordinator
 
+Batches of units that lag have threads of their own (``lagging_session.py``).
+
 It decides nothing: txids, commits and marks come from the coordinator (``worker_handles.py``), and
 results go back there.  The worker has its own state database and checkpoints.
 
@@ -42,6 +44,7 @@ from headrace.network.messages import (
     AskClock,
     AskRows,
     AskStats,
+    Attach,
     BatchDone,
     BeginBatch,
     Bye,
@@ -66,6 +69,7 @@ from headrace.runtime import positions
 from headrace.runtime.batches import Outcome, Processor
 from headrace.runtime.counted import numbers
 from headrace.runtime.crash_attribution import CrashAttribution
+from headrace.runtime.lagging_session import LaggingSession
 from headrace.runtime.positions import Meta, StateMark
 from headrace.runtime.row_transfer import GivenUp, Inbox, Latest, SentFrames
 from headrace.runtime.snapshots import ReportedCheckpoints
@@ -102,7 +106,9 @@ class WorkerService:
         self._db, _ = open_database(settings.state_dir, settings.memory.states, lambda _: None)
         self._suspects: Final = CrashAttribution(settings.run_dir)
         self._evaluators: Final = Pool(settings.eval_connections_max, turns_dir(settings))
-        self._processor = _processor(settings, self._suspects, self._evaluators)
+        self._processor, self._second = _processors(settings, self._suspects, self._evaluators)
+        self._lagging: LaggingSession | None = None
+        """The exchange of the current session for units that lag."""
         self._units: dict[int, Placed] = {}
         self._writing: Final = ThreadPoolExecutor(1, "headrace-host-checkpoint")
         self._snapshots: Final = ReportedCheckpoints(self._db, self._writing)
@@ -149,13 +155,24 @@ class WorkerService:
     # --- sessions
 
     def _serve(self, session: FlightSession) -> None:
+        """Serve an exchange until it ends."""
+        if not session.lagging:
+            self._serve_session(session)
+            return
+        with contextlib.suppress(Ended):
+            word, _ = session.receive()
+            lagging = self._lagging
+            if isinstance(word, Attach) and lagging is not None and lagging.name == word.session:
+                lagging.serve(session)
+
+    def _serve_session(self, session: FlightSession) -> None:
         """Read the session's messages; another thread handles them until the session ends."""
         inbox, ended = Inbox(), threading.Event()
         threads = [
             threading.Thread(target=self._work, args=(session, inbox), name="headrace-session"),
             threading.Thread(
                 target=_beat,
-                args=(session, ended, lambda: list(self._processor.works())),
+                args=(session, ended, self._works),
                 name="headrace-beat",
             ),
         ]
@@ -186,6 +203,10 @@ class WorkerService:
                 _log.exception("session ended by a bug")
             finally:
                 inbox.close()
+                lagging, self._lagging = self._lagging, None
+                if lagging is not None:
+                    self._interrupt(())
+                    lagging.close()
                 self._reset()
         with contextlib.suppress(Ended):
             session.send(Bye())
@@ -208,7 +229,7 @@ class WorkerService:
     def _run(self, session: FlightSession, inbox: Inbox) -> None:
         worked_s = 0.0
         while True:
-            wait_s = _TEND_S if self._db.regulate(worked_s) else _REST_S
+            wait_s = _TEND_S if self._regulate(worked_s) else _REST_S
             worked_s = 0.0
             self._end_checkpoint()
             while self._answers:
@@ -220,25 +241,35 @@ class WorkerService:
             match word:
                 case BeginBatch():
                     began = clock.monotonic()
-                    self._batch(session, word, inbox)
+                    self._commit(word.commits)
+                    self._batch(session, word, inbox, self._processor)
                     worked_s = clock.monotonic() - began
                 case Greeting():
-                    session.send(self._join(word))
+                    session.send(self._join(word, inbox))
                 case TakeSnapshot():
                     self._snapshot(word)
                 case WriteSnapshot() | AskStats() | Export():
-                    self._lagging_units(word)
-                case Deploy() | GoBack() | AskClock() | AskRows():
+                    self._ask(word)
+                case Deploy() | GoBack() | AskClock() | AskRows() | Replan():
                     session.send(self._answered(word))
                 case Drop():
                     self._drop(word.unit)
-                case Replan():
-                    self._commit(word.commits)
-                    self._unit(word.unit).compute(plan.from_json(word.plan))
                 case AbortBatch() | Alive():
                     pass
                 case _:
                     raise BugError(f"{word!r} outside of a batch")
+
+    def _regulate(self, worked_s: float) -> bool:
+        """Let the memory regulator work, unless a lagging unit is at work; return whether it did."""
+        lagging = self._lagging
+        if lagging is None:
+            return self._db.regulate(worked_s)
+        with lagging.resting() as resting:
+            return resting and self._db.regulate(worked_s)
+
+    def _works(self) -> list[Work]:
+        """Return what units are working on; callable from any thread."""
+        return [*self._processor.works(), *self._second.works()]
 
     def _reset(self) -> None:
         """Forget everything in flight."""
@@ -256,7 +287,7 @@ class WorkerService:
                     Interrupted("the view was interrupted by a command", sqlstate="57014")
                 )
 
-    def _lagging_units(self, word: WriteSnapshot | AskStats | Export) -> None:
+    def _ask(self, word: WriteSnapshot | AskStats | Export) -> None:
         """Handle a request from another thread of the coordinator, also during a batch."""
         match word:
             case WriteSnapshot():
@@ -269,14 +300,16 @@ class WorkerService:
 
     # --- units come and go
 
-    def _join(self, word: Greeting) -> Greeted:
+    def _join(self, word: Greeting, inbox: Inbox) -> Greeted:
         if word.login is not None:
             user, password = word.login
             dsn = make_conninfo(self._settings.source, user=user, password=password)
             if dsn != self._settings.eval_dsn:
                 self._settings = self._settings.replace(eval_dsn=dsn)
                 self._processor.close()
-                self._processor = _processor(self._settings, self._suspects, self._evaluators)
+                self._processor, self._second = _processors(
+                    self._settings, self._suspects, self._evaluators
+                )
         marks = positions.views(self._db)
         listed = {record.id for record in word.units}
         known = positions.get_lineage(self._db) == word.lineage
@@ -295,12 +328,17 @@ class WorkerService:
                 unit.restore(self._db.view(unit.id, mark.txid), mark)
         guilty = sorted(self._suspects.guilty & listed)
         self._suspects.stopped()
+        self._lagging = LaggingSession(word.session, self._beside, inbox.close)
         found = {i: (m.txid, m.lsn, m.sink_txid) for i, m in marks.items() if i in listed}
         return Greeted(found, guilty, os.getpid())
 
-    def _answered(self, word: Deploy | GoBack | AskClock | AskRows | AskStats) -> Reply:
+    def _answered(self, word: Deploy | GoBack | AskClock | AskRows | AskStats | Replan) -> Reply:
         try:
             match word:
+                case Replan():
+                    self._commit(word.commits)
+                    self._unit(word.unit).compute(plan.from_json(word.plan))
+                    return Reply(word.call)
                 case Deploy():
                     return Reply(word.call, self._deploy(word))
                 case GoBack():
@@ -371,14 +409,17 @@ class WorkerService:
         return unit.processed
 
     def _commit(self, commits: Commits) -> None:
+        self._commit_units(commits)
+        if commits:
+            self._suspects.passed(max(txids[-1] for txids in commits.values()))
+
+    def _commit_units(self, commits: Commits) -> None:
         for unit_id, txids in commits.items():
             unit = self._units.get(unit_id)
             if unit is None or unit.store is None:
                 continue
             for txid in txids:
                 unit.commit(StateMark(txid, 0, 0))
-        if commits:
-            self._suspects.passed(max(txids[-1] for txids in commits.values()))
 
     def _unit(self, unit_id: int) -> Placed:
         unit = self._units.get(unit_id)
@@ -388,41 +429,57 @@ class WorkerService:
 
     # --- batches
 
-    def _batch(self, session: FlightSession, word: BeginBatch, inbox: Inbox) -> None:
-        self._commit(word.commits)
+    def _beside(self, session: FlightSession, word: BeginBatch, inbox: Inbox) -> None:
+        """Process a batch of units that lag; on their thread."""
+        self._commit_units(word.commits)
+        self._batch(session, word, inbox, self._second)
 
-        frames = SentFrames(word, inbox, self._lagging_units)
+    def _batch(
+        self, session: FlightSession, word: BeginBatch, inbox: Inbox, processor: Processor
+    ) -> None:
+        frames = SentFrames(word, inbox, self._ask)
         trouble: HeadraceError | None = None
         outcome = Outcome(frames)
         try:
-            units = [self._unit(unit_id) for unit_id in word.units]
-            outcome = self._processor.run(units, frames)
+            units = [self._behind(unit_id, word.first) for unit_id in word.units]
+            outcome = processor.run(units, frames)
             for unit_id, error in outcome.failed.items():
-                outcome.failed[unit_id] = self._processor.blame(self._unit(unit_id), error, frames)
+                outcome.failed[unit_id] = processor.blame(self._unit(unit_id), error, frames)
         except GivenUp:
-            return
+            trouble = _given_up()
         except HeadraceError as error:
             trouble = error
             try:
                 frames.rest()
             except GivenUp:
-                return
+                trouble = _given_up()
         for unit_id, diffs in outcome.diffs.items():
             if unit_id not in outcome.failed and trouble is None:
                 session.send_rows(UnitDiffs(unit_id), diffs)
         session.send(self._done(word, outcome, trouble))
 
+    def _behind(self, unit_id: int, first: int) -> Placed:
+        """Return a unit that has processed all txids before ``first``."""
+        unit = self._unit(unit_id)
+        if unit.processed != first - 1:
+            raise BugError(f"unit {unit_id} is at txid {unit.processed} when {first} comes")
+        return unit
+
     def _done(self, word: BeginBatch, outcome: Outcome, trouble: HeadraceError | None) -> BatchDone:
         return BatchDone(
             word.txid,
             word.attempt,
-            sorted(outcome.touched),
+            {unit_id: self._took_s(unit_id) for unit_id in sorted(outcome.touched)},
             {unit_id: errors.to_wire(error) for unit_id, error in outcome.failed.items()},
             None if trouble is None else errors.to_wire(trouble),
             self._db.checkpoint_due,
             self._db.crowded,
             self._db.memory_bytes,
         )
+
+    def _took_s(self, unit_id: int) -> float:
+        bound = self._units[unit_id].bound
+        return 0.0 if bound is None else bound.taken_s
 
     # --- checkpoints
 
@@ -459,9 +516,17 @@ class WorkerService:
         self._snapshots.give_up()
 
 
-def _processor(settings: Settings, suspects: CrashAttribution, evaluators: Pool) -> Processor:
+def _processors(
+    settings: Settings, suspects: CrashAttribution, evaluators: Pool
+) -> tuple[Processor, Processor]:
+    """Return two processors on one thread pool; the second one is for units that lag."""
     grants = Grants(max(settings.memory.batches, GRANT_BYTES_MIN), GRANT_BYTES_MIN)
-    return Processor(settings, suspects, _unaltered, evaluators, grants)
+    made = Processor(settings, suspects, _unaltered, evaluators, grants)
+    return made, Processor(settings, suspects, _unaltered, evaluators, grants, made.pool)
+
+
+def _given_up() -> Interrupted:
+    return Interrupted("the coordinator gave up the batch", sqlstate="57014")
 
 
 def _empty(folder: Path) -> None:

@@ -16,6 +16,7 @@ from headrace.network.ends import Near
 from headrace.network.link import FlightLink
 from headrace.network.messages import (
     Alive,
+    Attach,
     BatchDone,
     BeginBatch,
     Bye,
@@ -39,6 +40,8 @@ class Other:
 
     def __init__(self, path: Path, answer: Answer) -> None:
         self.heard: queue.Queue[ToWorker] = queue.Queue()
+        self.heard_lagging: queue.Queue[ToWorker] = queue.Queue()
+        """Messages over the exchange for units that lag."""
         self.interrupted: list[Sequence[int]] = []
         self.ended = threading.Event()
         self._answer = answer
@@ -48,7 +51,7 @@ class Other:
         try:
             while True:
                 word, _ = session.receive()
-                self.heard.put(word)
+                (self.heard_lagging if session.lagging else self.heard).put(word)
                 self._answer(session, word)
         except Ended:
             self.ended.set()
@@ -77,7 +80,7 @@ def politely(session: FlightSession, word: ToWorker) -> None:
             session.send(Greeted({1: (2, 3, 4)}, [], 99))
         case BeginBatch():
             session.send(UnitDiffs(1), BATCH)
-            session.send(BatchDone(word.txid, word.attempt, [1], {}, None, False, False, 0))
+            session.send(BatchDone(word.txid, word.attempt, {1: 0.0}, {}, None, False, False, 0))
 
 
 def silently(session: FlightSession, word: ToWorker) -> None:
@@ -90,7 +93,7 @@ def test_what_is_sent_arrives_in_order(path: Path) -> None:
         for unit in range(200):
             made.send(Drop(unit))
         for txid in (5, 6):
-            made.send(BeginBatch(txid, 0, 0, 0, [1], {}))
+            made.send(BeginBatch(txid, txid, 0, 0, 0, [1], {}))
         done, diffs = made.results(6, 0)  # the result of an earlier batch is dropped
         assert done.txid == 6
         assert diffs[1].equals(BATCH)
@@ -186,3 +189,41 @@ def _flood(made: FlightLink) -> None:
     with contextlib.suppress(OutOfReach):
         while True:
             made.send(TableRows(1), BATCH)
+
+
+def test_batches_of_units_that_lag_go_over_an_exchange_of_their_own(path: Path) -> None:
+    """The worker has no result for the other batch yet, and nobody waits for it."""
+
+    def answer(session: FlightSession, word: ToWorker) -> None:
+        if isinstance(word, Greeting) or session.lagging:
+            politely(session, word)
+
+    with linked(path, answer) as (made, other, _):
+        made.join(Greeting([]))
+        made.send(BeginBatch(6, 6, 0, 0, 0, [2], {}))
+        made.send(BeginBatch(3, 5, 0, 0, 0, [1], {}), lagging=True)
+        done, diffs = made.results(5, 0, lagging=True)
+        assert done.txid == 5
+        assert diffs[1].equals(BATCH)
+        greeting = other.heard.get()
+        assert isinstance(greeting, Greeting)
+        assert other.heard_lagging.get() == Attach(greeting.session)
+        assert isinstance(other.heard.get(), BeginBatch)
+
+
+def test_the_link_ends_with_either_exchange(path: Path) -> None:
+    def answer(session: FlightSession, word: ToWorker) -> None:
+        if session.lagging and isinstance(word, BeginBatch):
+            session.send(Bye())
+        else:
+            politely(session, word)
+
+    with linked(path, answer) as (made, other, woken):
+        made.join(Greeting([]))
+        made.send(BeginBatch(3, 5, 0, 0, 0, [1], {}), lagging=True)
+        with pytest.raises(OutOfReach):
+            made.results(5, 0, lagging=True)
+        with pytest.raises(OutOfReach):
+            made.results(6, 0)
+        assert woken.wait(10)
+        assert other.ended.wait(10)

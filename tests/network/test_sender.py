@@ -80,10 +80,10 @@ def test_so_does_an_answer(tmp_path: Path, trouble: dict[str, int]) -> None:
             session._writer = Wire(session._writer, **trouble)
         session.send(UnitDiffs(1), BATCH)
         session.send(UnitDiffs(1), BATCH)
-        session.send(BatchDone(5, 0, [1], {}, None, False, False, 0))
+        session.send(BatchDone(5, 0, {1: 0.0}, {}, None, False, False, 0))
 
     with linked(tmp_path / "w1.flight", answer) as (made, _, _woken):
-        made.send(BeginBatch(5, 0, 0, 0, [1], {}))
+        made.send(BeginBatch(5, 5, 0, 0, 0, [1], {}))
         with pytest.raises(OutOfReach) as caught:
             made.results(5, 0)
         assert "message" in str(caught.value.detail)
@@ -95,10 +95,10 @@ def test_rows_that_a_sender_has_counted_and_not_sent_are_missed(tmp_path: Path) 
     def answer(session: FlightSession, word: ToWorker) -> None:
         session.send(UnitDiffs(1), BATCH)
         session._rows[1] += 1
-        session.send(BatchDone(5, 0, [1], {}, None, False, False, 0))
+        session.send(BatchDone(5, 0, {1: 0.0}, {}, None, False, False, 0))
 
     with linked(tmp_path / "w1.flight", answer) as (made, _, _woken):
-        made.send(BeginBatch(5, 0, 0, 0, [1], {}))
+        made.send(BeginBatch(5, 5, 0, 0, 0, [1], {}))
         with pytest.raises(OutOfReach) as caught:
             made.results(5, 0)
         assert "got {1: 3} of the rows {1: 4} of txid 5" in str(caught.value.detail)

@@ -22,7 +22,7 @@ from headrace.runtime.views import Unit
 from headrace.storage.blocks import NoRoom
 from headrace.storage.queue import Queue
 from tests.compared import differs
-from tests.runtime import test_sharing
+from tests.runtime import hosted, test_sharing
 from tests.runtime.disturbances import locked, told
 from tests.runtime.harness import settle
 from tests.runtime.test_sharing import SUMS, change, create
@@ -326,6 +326,73 @@ def test_no_other_view_notices_a_view_that_catches_up(source, database, start, r
     wait_until(lambda: not book.lagging.views, "all lead again")
     assert book.stream is stream
     assert quick.works <= book.taken.txid, "it has processed no txid twice"
+
+
+def test_no_other_view_notices_a_view_on_a_worker_that_catches_up(
+    source, database, start, tmp_path, monkeypatch
+):
+    """Neither if it was paused, nor if its worker was lost, nor if it was just created there."""
+    there = "SELECT name, s FROM (" + SUMS + ") x"
+    following, taken = catching_up.CatchingUp._next, []
+
+    def spied(side: catching_up.CatchingUp):
+        found = following(side)
+        if found is not None:
+            taken.extend((unit.id, found.last - found.first) for unit in found.remote.units)
+        return found
+
+    monkeypatch.setattr(catching_up.CatchingUp, "_next", spied)
+    running = start(lock_timeout_ms=50)
+    with hosted.process(running.settings, "w1") as worker:
+        worker.wait()
+        placed = partial(hosted.place, source, worker="w1")
+        quick = create(running, database, "quick", QUICK)
+        whole = create(running, database, "there", there, between=lambda: placed("there"))
+        cut = partial(hosted.cut, source, "parted", {"reduce": "w1"})
+        part = create(running, database, "parted", SUMS, between=cut)
+        book, rng = running.book, random.Random(11)
+        stream = book.stream
+
+        def more() -> None:
+            for _ in range(6):
+                change(source, rng, 2)
+                settle(running, source)
+
+        def lead() -> None:
+            wait_until(
+                lambda: all(book.views[v].live for v in (whole, part)) and not book.lagging.views,
+                "all lead again",
+            )
+
+        for view in (whole, part):
+            running.on(partial(running.engine.lifecycle.pause, view))
+        more()
+        for view in (part, whole):
+            running.on(partial(running.engine.lifecycle.resume, view))
+            more()
+        lead()
+        worker.kill()
+        more()
+        worker.start()
+        lead()
+        with locked(database, "there"):
+            more()
+            wait_until(lambda: not book.views[whole].live, "it is blocked")
+            more()
+        lead()
+
+        def between() -> None:
+            placed("again")
+            more()
+
+        create(running, database, "again", there, between=between)
+        lead()
+        check(running, source, quick=QUICK, there=there, parted=SUMS, again=there)
+        assert book.stream is stream
+        assert book.views[quick].works <= book.taken.txid, "it has processed no txid twice"
+        assert any(unit == whole and length for unit, length in taken), "batches were coalesced"
+        assert {length for unit, length in taken if unit < 0} == {0}, "a part takes each by itself"
+        running.stop()
 
 
 def test_a_shared_subplan_takes_each_txid_by_itself(source, database, start, stay, monkeypatch):

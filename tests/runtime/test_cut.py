@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from headrace.errors import StateDamaged
+from headrace.errors import BugError, StateDamaged
 from headrace.network import link
 from headrace.process import faults
 from headrace.sql.status import Status
@@ -371,6 +371,30 @@ def test_an_engine_dies_twice_while_a_view_moves(source, database, start, monkey
         check(running, source, sums=SUMS)
         assert not host.units
         assert not running.book.subplans
+        running.stop()
+
+
+def test_only_the_worker_has_written_the_first_checkpoint(source, database, start, monkeypatch):
+    """Its states rely on output that the other process has, and had not counted on."""
+    running = start(checkpoint_txids=1_000, checkpoint_interval_ms=600_000)
+    with hosting(running.settings, "w1"):
+        view = cut(running, source, database, "sums", SUMS, {"join": "w1"})
+        change(source, random.Random(1), 5)
+        wait_until(lambda: running.book.views[view].mark.txid > 0, "it is committed")
+
+        def die(name: str) -> None:
+            if name == faults.AWAY_WRITTEN:
+                raise BugError("the engine dies")
+
+        with monkeypatch.context() as patched:
+            patched.setattr(faults, "point", die)
+            running.on(running.engine.durability.begin)
+            running.thread.join(PATIENCE_S)
+        assert isinstance(running.error, BugError)
+        running = start()
+        change(source, random.Random(2), 5)
+        check(running, source, sums=SUMS)
+        assert running.book.views[view].live
         running.stop()
 
 

@@ -225,6 +225,46 @@ def test_a_view_waits_for_its_worker_before_it_begins(source, database, start, w
     running.stop()
 
 
+def test_a_worker_is_lost_while_a_checkpoint_is_written(
+    source, database, start, worker, monkeypatch
+):
+    """It comes back with that checkpoint: nothing before it is needed, and nothing is there."""
+    running = start(checkpoint_txids=1_000, checkpoint_interval_ms=600_000)
+    worker.wait()
+    view = placed(running, source, database, "sums", SUMS)
+    create(running, database, "most", MOST)
+    change(source, random.Random(1), 5)
+    settle(running, source)
+    change(source, random.Random(2), 5)
+    check(running, source, sums=SUMS, most=MOST)
+    written, killed, point = threading.Event(), threading.Event(), faults.point
+
+    def wait_there(name: str) -> None:
+        point(name)
+        if name == faults.AWAY_WRITTEN and not killed.is_set():
+            written.set()
+            killed.wait(PATIENCE_S)
+
+    monkeypatch.setattr(faults, "point", wait_there)
+    told(running, running.engine.durability.begin)
+    assert written.wait(PATIENCE_S)
+    found, before = running.book.views[view], running.book.reconnects
+    worker.kill(signal.SIGSTOP)
+    change(source, random.Random(3), 1)
+    host = running.book.hosts["w1"]
+    wait_until(lambda: host.awaited_since is not None, "a batch is on its way there")
+    worker.kill()
+    wait_until(lambda: status_of(source, "sums")[0] == Status.SINK_ERROR, "it stands still")
+    killed.set()
+    told(running, running.engine.durability.still)
+    assert found.durable == found.mark
+    worker.start()
+    goes(running, source, view)
+    check(running, source, sums=SUMS, most=MOST)
+    assert running.book.reconnects == before
+    running.stop()
+
+
 @pytest.mark.parametrize(
     "seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 40))]
 )
