@@ -33,6 +33,7 @@ from typing import Final, Protocol
 
 from headrace import clock
 from headrace.errors import ContinuityLost, HeadraceError
+from headrace.forwarder import policy
 from headrace.forwarder.spool import Spool
 from headrace.kernels.pgoutput import read_begin, read_commit
 from headrace.types import format_lsn
@@ -95,10 +96,6 @@ class Batch:
                 continue
             for start in range(0, len(part), _CHUNK_MESSAGES):
                 yield part[start : start + _CHUNK_MESSAGES]
-
-    def due(self, interval_s: float, rested_at: float, gather_s: float) -> float:
-        """Return the time at which it stops gathering (see ``Batcher.take``)."""
-        return max(self.opened_at + gather_s, min(self.opened_at + interval_s, rested_at))
 
     @property
     def spooled(self) -> bool:
@@ -234,24 +231,17 @@ class Batcher:
         until = clock.monotonic() + timeout_s
         with self._lock:
             while True:
-                batch = self._ready(rested_at, gather_s)
-                if batch is not None:
-                    self._buffered -= batch.size
-                    self._lock.notify_all()
-                    return batch
+                now, due = clock.monotonic(), self._due(rested_at, gather_s)
+                if due <= now:
+                    return self._next()
                 if self._error is not None:
                     raise self._error
                 if self._poked:
                     self._poked = False
                     return None
-                now = clock.monotonic()
-                wait = until - now
-                if wait <= 0:
+                if until <= now:
                     return None
-                if self._open.transactions and not self._cuts:
-                    due = self._open.due(self._interval_s, rested_at, gather_s)
-                    wait = min(wait, due - now)
-                self._lock.wait(max(wait, 0.0))
+                self._lock.wait(min(until, due) - now)
 
     def relieve(self, keep: Callable[[Batch], bool]) -> bool:
         """Move the next batch to other storage, if more than half of the buffer is in use.
@@ -261,7 +251,7 @@ class Batcher:
         """
         with self._lock:
             waiting = self._buffered + _spooled((*self._closed, self._open))
-            if self._cuts or waiting <= self._bytes_max // 2:
+            if self._cuts or not policy.is_crowded(waiting, self._bytes_max):
                 return False
             if not self._closed:
                 self._close_open()
@@ -397,7 +387,9 @@ class Batcher:
         if self._cuts:
             if self._cuts[0].end_lsn == end_lsn:
                 self._close_open(self._cuts.popleft())
-        elif batch.messages >= self._rows_max or batch.spooled or self._single:
+        elif policy.is_complete(
+            batch.messages, self._rows_max, alone=batch.spooled or self._single
+        ):
             self._close_open()
 
     def _close_open(self, cut: Cut | None = None) -> None:
@@ -406,24 +398,27 @@ class Batcher:
         self._closed.append(self._open)
         self._open = Batch()
 
-    def _ready(self, rested_at: float, gather_s: float) -> Batch | None:
-        if self._closed:
-            batch = self._closed.popleft()
-            self._note_idle()
-            return batch
+    def _due(self, rested_at: float, gather_s: float) -> float:
+        """Return when ``_next`` may be called; infinite: not before more has come."""
         batch = self._open
+        if self._closed:
+            return -math.inf
         if self._cuts or batch.transactions == 0:
-            return None
+            return math.inf
         # A stream that has ended sends no more: complete transactions need not wait.
-        if (
-            clock.monotonic() < batch.due(self._interval_s, rested_at, gather_s)
-            and self._error is None
-            and not self._full()
-            and not 0 < self._urgent <= self._seen()
-        ):
-            return None
-        self._open = Batch()
+        pressed = self._error is not None or self._full() or 0 < self._urgent <= self._seen()
+        return policy.closes_at(
+            batch.opened_at, self._interval_s, rested_at, gather_s, pressed=pressed
+        )
+
+    def _next(self) -> Batch:
+        """Remove and return the next batch."""
+        if not self._closed:
+            self._close_open()
+        batch = self._closed.popleft()
+        self._buffered -= batch.size
         self._note_idle()
+        self._lock.notify_all()
         return batch
 
     def _tell(self, *, opens: bool) -> None:
@@ -453,9 +448,9 @@ class Batcher:
                 self._idle_at = now
 
     def _full(self) -> bool:
-        # An open recorded batch cannot be taken before it is complete, so it must get room.
+        # An open recorded batch cannot be taken before it is complete.
         takeable = bool(self._closed) or (self._open.transactions > 0 and not self._cuts)
-        return takeable and self._buffered > self._bytes_max
+        return policy.is_full(self._buffered, self._bytes_max, takeable=takeable)
 
     def _spill(self) -> None:
         assert self._spool_dir is not None, "asked by the caller"

@@ -43,6 +43,7 @@ import structlog
 
 from headrace import clock
 from headrace.errors import Interrupted, TransientError
+from headrace.forwarder import policy
 from headrace.forwarder.batcher import Batch
 from headrace.runtime.batches import Outcome, Processor
 from headrace.runtime.change_capture import ChangeCapture
@@ -50,7 +51,6 @@ from headrace.runtime.columns import Types, types_of
 from headrace.runtime.commits import Commits
 from headrace.runtime.engine_state import EngineState
 from headrace.runtime.intake import Intake
-from headrace.runtime.intake_log import IntakeLog
 from headrace.runtime.lateness import Lateness
 from headrace.runtime.log_cursor import LogCursor, OnEngine
 from headrace.runtime.shared import Shared
@@ -62,29 +62,9 @@ from headrace.runtime.writing import SinkThread
 
 _log = structlog.get_logger(__name__)
 
-_SLOW_TIMES: Final = 2
-"""Number of batches of which a group takes most, within ``_WITHIN_S``, that move it."""
-_WITHIN_S: Final = 60.0
-"""See ``_SLOW_TIMES``."""
-_MOST: Final = 2.0
-"""Minimum ratio of the group's time to that of all others."""
-_STAY_S: Final = 30.0
-"""Seconds for which a slow group lags at least, the first time."""
-_STAY_S_MAX: Final = 3_600.0
 _GIVE_UP_S: Final = 0.05
-_COALESCED_BYTES: Final = 4 << 20
-"""Maximum bytes of a coalesced batch, except for a single txid; commands wait for its end."""
-_COALESCED_TXIDS: Final = 1_000
-_RETRY_S: Final = 0.2
-"""Pause after a coalesced batch that met a temporary error."""
 _RETRY_S_MAX: Final = 5.0
-_LINGER_S: Final = 0.1
-"""Seconds for which a view may be about to lead before new batches wait for it."""
-_MEETING_S: Final = 0.1
-"""Longest time for which new batches wait; doubled each time that it was too short."""
-_MEETING_S_MAX: Final = 1.0
-_MEETING_PAUSE: Final = 10
-"""Shortest time between two waits, as a multiple of the last wait."""
+"""Longest pause after a coalesced batch that met a temporary error."""
 
 
 Result = tuple[Outcome, Batch]
@@ -173,15 +153,11 @@ class CatchingUp:
         self._errors = 0
         """Coalesced batches that met a temporary error, since the last one that did not."""
         self._retry_at = 0.0
-        self._near_since: float | None = None
-        """Since when a view has been about to lead."""
-        self._meets_s = _MEETING_S
-        self._meets_until = 0.0
-        self._meets_again = 0.0
+        self._meeting = policy.Meeting()
         self._scores: Counter[str] = Counter()
         self._scored_at = 0.0
-        self._stays: dict[str, tuple[float, float]] = {}
-        """How long a slow group stays, and until when, by group."""
+        self._stays: dict[str, policy.Stay] = {}
+        """How long slow groups lag, by group."""
         self._refused_until = 0.0
         self.at_work: Final = self._processor.at_work
         """See ``Processor.at_work``; for any thread."""
@@ -206,43 +182,23 @@ class CatchingUp:
         lagging = self._state.lagging
         if not lagging.any or self.busy:
             return math.inf
-        stays = min((self._stays[group][1] for group in self._fast_groups()), default=math.inf)
+        stays = min((self._stays[group].until for group in self._fast_groups()), default=math.inf)
         now = clock.monotonic()
         return min(stays, self._retry_at) if self._retry_at > now else stays
 
     def meeting_s(self) -> float:
-        """Return for how many seconds at most new batches should wait.
-
-        Under load some batch is always in flight, so a view that has caught up would lag for ever.
-        """
-        now, near = clock.monotonic(), self._is_near()
-        if not near:
-            self._near_since = None
-            return 0.0
-        if self._near_since is None:
-            self._near_since = now
-        if now < self._meets_until:
-            return self._meets_until - now
-        if now - self._near_since < _LINGER_S or now < self._meets_again:
-            return 0.0
-        meets_s = self._meets_s
-        self._meets_until, self._meets_again = now + meets_s, now + _MEETING_PAUSE * meets_s
-        self._meets_s = min(2 * meets_s, _MEETING_S_MAX)
-        return meets_s
-
-    def _is_near(self) -> bool:
+        """Return for how many seconds at most new batches should wait."""
         state = self._state
-        if not state.lagging.views:
-            return False
-        near = state.taken.txid - 2 * state.pipeline.inflight_max
         views = (state.views.get(view_id) for view_id in state.lagging.views)
-        return any(
-            view is not None
-            and view.live
-            and state.least(view) >= near
-            and view.commit_group not in state.lagging.groups
+        lacks = (
+            state.taken.txid - state.least(view)
             for view in views
+            if view is not None and view.live and view.commit_group not in state.lagging.groups
         )
+        least = min(lacks, default=math.inf)
+        inflight_max, now = state.pipeline.inflight_max, clock.monotonic()
+        self._meeting, meeting_s = self._meeting.at(now, least, inflight_max)
+        return meeting_s
 
     # --- progress
 
@@ -297,10 +253,9 @@ class CatchingUp:
         taking = [view for view in views if view.processed == at]
         needed_now = {s.id for s in state.needed(taking)}
         needed = [s for s in shared if s.processed == at or s.id in needed_now]
-        end = min([end, at + _COALESCED_TXIDS, *(txid for txid in behind if txid > at)])
-        last = self._last(taking, needed, at + 1, end)
-        if last > at + 1:
-            last = _last_within(state.retained, at, last)
+        end = min([end, *(txid for txid in behind if txid > at)])
+        end = self._last(taking, needed, at + 1, end)
+        last = policy.last_coalesced(at, end, state.retained.bytes_after)
         cursor = self._cursors.pop(at, None)
         if cursor is None:
             cursor = LogCursor(state.retained, at, self._watch, self._on_engine)
@@ -361,8 +316,7 @@ class CatchingUp:
             # A group whose coalesced batch was slow stays longer.
             touched = {v.commit_group for v in coalesced.views if v.id in outcome.touched}
             for group in touched & self._state.lagging.groups:
-                stay_s, _ = self._stays.get(group, (_STAY_S, 0.0))
-                self._stays[group] = stay_s, now + stay_s
+                self._stays[group] = self._stays[group].begin_again(now)
         job = self._intake.finished(
             outcome, coalesced.views, coalesced.needed, batch.end_lsn, batch.transactions
         )
@@ -374,7 +328,7 @@ class CatchingUp:
     def _try_again(self, coalesced: _CoalescedBatch, error: TransientError) -> None:
         """Process a coalesced batch again, after a pause; other views are not concerned."""
         self._errors += 1
-        self._retry_at = clock.monotonic() + min(_RETRY_S * 2**self._errors, _RETRY_S_MAX)
+        self._retry_at = clock.monotonic() + policy.backoff_s(self._errors, _RETRY_S_MAX)
         _log.warning("views that lag are interrupted", txid=coalesced.last, reason=error.message)
         coalesced.remote.give_up()
         for unit in coalesced.units:
@@ -452,7 +406,7 @@ class CatchingUp:
         if not lagging.any or self.busy:
             return
         for group in self._fast_groups():
-            if now >= self._stays[group][1]:
+            if now >= self._stays[group].until:
                 lagging.groups.discard(group)
                 _log.info("commit group is back", group=group)
         for view_id in list(lagging.views):
@@ -461,7 +415,7 @@ class CatchingUp:
                 lagging.views.discard(view_id)  # it catches up once it goes on
             elif self._has_all([view]):
                 lagging.views.discard(view_id)
-                self._meets_s = _MEETING_S
+                self._meeting = self._meeting.met()
                 view.story.add("has caught up", txid=view.processed)
                 self._poke()  # a caller may wait for that
 
@@ -506,15 +460,14 @@ class CatchingUp:
                 names = ", ".join(view.target.shown for view in views)
                 slowest[group] = max(slowest.get(group, (0.0, "")), (took, names))
         now = clock.monotonic()
-        if now > self._scored_at + _WITHIN_S:
+        if policy.counts_anew(self._scored_at, now):
             self._scores.clear()
             self._scored_at = now
-        total = sum(seconds.values())
-        for group, took in seconds.items():
-            if took >= limit_s and took >= _MOST * (total - took):
-                self._scores[group] += 1
-                if self._scores[group] >= _SLOW_TIMES and self._may(group):
-                    self._set_lagging(group, *slowest.get(group, (0.0, "")))
+        slow = policy.slow_group(seconds, limit_s)
+        if slow is not None:
+            self._scores[slow] += 1
+            if policy.must_lag(self._scores[slow]) and self._may(slow):
+                self._set_lagging(slow, *slowest.get(slow, (0.0, "")))
 
     def _may(self, group: str) -> bool:
         """Return whether a group can lag, and other groups benefit."""
@@ -539,15 +492,12 @@ class CatchingUp:
             return
         lagging.groups.add(group)
         self._scores.pop(group, None)
-        stay_s = min(2 * self._stays.get(group, (_STAY_S / 2, 0.0))[0], _STAY_S_MAX)
-        self._stays[group] = stay_s, clock.monotonic() + stay_s
+        stay = self._stays[group] = policy.Stay.begin(self._stays.get(group), clock.monotonic())
         for view in state.lagging_views:
             if view.commit_group == group:
                 view.story.add("processed beside others")
-        _log.info(
-            "commit group is slow",
-            **{"group": group, "stays_s": stay_s, "slowest": slowest, "took_s": round(took_s, 3)},
-        )
+        facts = {"stays_s": stay.seconds, "slowest": slowest, "took_s": round(took_s, 3)}
+        _log.info("commit group is slow", group=group, **facts)
 
     def dissolve(self) -> bool:
         """Let no view lag that cannot; True: the stream must begin anew.
@@ -572,24 +522,8 @@ class CatchingUp:
     def _refuse(self) -> None:
         """Let no group lag for a while."""
         _log.warning("no room for what waits for slow commit groups")
-        self._refused_until = clock.monotonic() + _STAY_S_MAX
+        self._refused_until = policy.refused_until(clock.monotonic())
         self._state.lagging.groups.clear()
-
-
-def _last_within(log: IntakeLog, after: int, last: int) -> int:
-    """Return the last txid of a batch after ``after`` of at most ``_COALESCED_BYTES`` bytes.
-
-    It has one txid at least, and none after ``last``.
-    """
-    least = log.bytes_after(after) - _COALESCED_BYTES
-    low, high = after + 1, last
-    while low < high:
-        middle = (low + high + 1) // 2
-        if log.bytes_after(middle) >= least:
-            low = middle
-        else:
-            high = middle - 1
-    return low
 
 
 def _nothing() -> None:

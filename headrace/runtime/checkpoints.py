@@ -7,11 +7,12 @@ once it is on disk, in one atomic, synced write.  Only then is anything confirme
 forgotten (rule 1: sink commit before checkpoint before confirming).
 
 A failed write (a full disk) changes nothing and is retried after a growing pause.  The engine
-goes on until ``LAG_MAX`` checkpoints are missing; then it takes no more batches.
+goes on until several checkpoints are missing; then it takes no more batches.
 """
 
 from __future__ import annotations
 
+import math
 import queue
 import threading
 from collections.abc import Callable, Sequence
@@ -24,6 +25,7 @@ import structlog
 from headrace import clock
 from headrace.config import Settings
 from headrace.errors import HeadraceError, OutOfReach, TransientError
+from headrace.forwarder import policy
 from headrace.network.messages import Mark, TakeSnapshot, WriteSnapshot
 from headrace.process import faults
 from headrace.runtime import positions
@@ -36,11 +38,7 @@ from headrace.storage.manager import Storage
 
 _log = structlog.get_logger(__name__)
 
-LAG_MAX: Final = 8
-"""Missing checkpoints after which no more batches are taken."""
-_PAUSE_S_MIN: Final = 0.2
 _PAUSE_S_MAX: Final = 10.0
-_NEVER: Final = float("inf")
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,14 +76,17 @@ class Checkpoints:
 
     def __init__(self, settings: Settings, wake: Callable[[], None]) -> None:
         """Start the thread; it calls ``wake`` when a checkpoint can be ended."""
-        self._txids = max(settings.checkpoint_txids, 1)
-        self._interval_s = settings.checkpoint_interval_ms / 1000
-        self._idle_s = settings.feedback_interval_ms / 1000
+        self._limits = policy.CheckpointLimits(
+            max(settings.checkpoint_txids, 1),
+            settings.checkpoint_interval_ms / 1000,
+            settings.feedback_interval_ms / 1000,
+        )
         self._wake = wake
         self._underway: _Underway | None = None
         self._last = clock.monotonic()
         self._retry_at = 0.0
-        self._pause_s = _PAUSE_S_MIN
+        self._failed = 0
+        """Checkpoints that failed since the last one that was written."""
         self.pending = 0
         """Committed txids that no checkpoint has begun to hold."""
         self.written = 0
@@ -113,29 +114,21 @@ class Checkpoints:
     @property
     def lagging(self) -> bool:
         """Whether so many checkpoints are missing that no more batches may be taken."""
-        return self.pending >= LAG_MAX * self._txids
+        return self._limits.missing(self.pending)
 
-    def due(self, *, ahead: bool, large: bool, crowded: bool, owed: bool) -> float:
-        """Return when to begin the next checkpoint, on the monotonic clock.
-
-        ``ahead``: a position could be confirmed once it is durable.  ``large``: state that is not
-        durable takes much memory.  ``crowded``: queues cannot free memory before a checkpoint.
-        ``owed``: the last one left units out that the next can hold.
-        """
+    def due(self, *, owed: bool, large: bool, crowded: bool, ahead: bool) -> float:
+        """Return when to begin the next checkpoint; see ``CheckpointLimits.due``."""
         if self._underway is not None:
-            return _NEVER
-        if self.pending >= self._txids or (self.pending and large) or owed:
-            return self._retry_at
-        if self.pending or crowded:
-            return max(self._last + self._interval_s, self._retry_at)
-        if ahead:
-            return max(self._last + self._idle_s, self._retry_at)
-        return _NEVER
+            return math.inf
+        due = self._limits.due(
+            self._last, self.pending, owed=owed, large=large, crowded=crowded, ahead=ahead
+        )
+        return max(due, self._retry_at)
 
     def count(self) -> None:
         """Count a committed txid that no checkpoint has begun to hold."""
         self.pending += 1
-        if self._underway is not None and self.pending >= self._txids:
+        if self._underway is not None and self.pending >= self._limits.txids:
             self._underway.checkpoint.pace.hurried = True  # the next one is due
 
     def begin(
@@ -194,7 +187,7 @@ class Checkpoints:
             self.written += 1
             self._durations.note(now.took_s)
             self.error = None
-            self._pause_s = _PAUSE_S_MIN
+            self._failed = 0
             return now.holds
         if not isinstance(now.error, TransientError):
             assert now.error is not None, "it was not written"
@@ -203,8 +196,8 @@ class Checkpoints:
             _log.warning("checkpoint failed", reason=now.error.message)
         self.error = now.error
         self.failures += 1
-        self._retry_at = clock.monotonic() + self._pause_s
-        self._pause_s = min(2 * self._pause_s, _PAUSE_S_MAX)
+        self._retry_at = clock.monotonic() + policy.backoff_s(self._failed, _PAUSE_S_MAX)
+        self._failed += 1
         self.pending += now.txids
         return None
 

@@ -31,6 +31,7 @@ import structlog
 from headrace import clock
 from headrace.config import Settings
 from headrace.errors import ContinuityLost, HeadraceError, Interrupted, TransientError
+from headrace.forwarder import policy
 from headrace.forwarder.batcher import Batch
 from headrace.network.messages import Work
 from headrace.postgres import failures
@@ -67,12 +68,6 @@ _log = structlog.get_logger(__name__)
 
 _REGULATE_S: Final = 0.005
 """Seconds between slices of the memory regulator's work when there is no batch."""
-_REST: Final = 0.5
-"""Share of a batch's processing time for which the next batch gathers.  At 1.0, 200
-transactions/s took a fifth less CPU, but results came a fifth later."""
-_GATHER: Final = 0.5
-"""Share of the least ``latency_ms`` for which a batch gathers; the rest is for processing it."""
-_BACKOFF_S_MIN: Final = 0.2
 _BACKOFF_S_MAX: Final = 10.0
 _DRAIN_S: Final = 1.0
 
@@ -227,7 +222,7 @@ class Engine:
 
     def run(self) -> None:
         """Run until ``stop``; raise errors that no retry can repair."""
-        pause = _BACKOFF_S_MIN
+        failures = 0  # since the stream last began
         try:
             self._recovery.open()
             while not self.state.stopping:
@@ -236,7 +231,7 @@ class Engine:
                         self.drain()
                         self._rewind()
                         self.running.set()
-                        pause = _BACKOFF_S_MIN
+                        failures = 0
                     self._cycle()
                 except ContinuityLost as error:
                     self._abandon(error)
@@ -246,8 +241,8 @@ class Engine:
                     if not isinstance(known, TransientError):
                         raise
                     self._abandon(known)
-                    self._rest(pause)
-                    pause = min(pause * 2, _BACKOFF_S_MAX)
+                    self._rest(policy.backoff_s(failures, _BACKOFF_S_MAX))
+                    failures += 1
             self._finish()
         finally:
             self._close()
@@ -290,9 +285,10 @@ class Engine:
         full, meeting_s = not state.pipeline.room, self._catching_up.meeting_s()
         crowded = state.db.crowded or any(host.crowded for host in state.hosts.values())
         held = state.checkpoints.lagging or crowded
-        if full or held or meeting_s:
+        wait_s = policy.waits_s(wait, meeting_s, full=full, held=held)
+        if wait_s is not None:
             began = clock.monotonic()
-            self._commits.take(min(wait, meeting_s) if meeting_s else wait)
+            self._commits.take(wait_s)
             if held:
                 self._capacity.count_stall(clock.monotonic() - began)
             return
@@ -301,7 +297,7 @@ class Engine:
         batch = stream.take(
             wait,
             rested_at=math.inf if state.pipeline.busy else self._rested_at,
-            gather_s=state.latency_s * _GATHER,
+            gather_s=policy.gather_s(state.latency_s),
         )
         if batch is not None:
             self._process(batch)
@@ -315,9 +311,9 @@ class Engine:
                 self._ticker.catch_up(batch.commit_time_us)
             begun = clock.monotonic()
             outcome = self._intake.process(batch)
-            # Rest for half the processing time; under load, batches grow instead.
-            self._worked_s = clock.monotonic() - begun
-            self._rested_at = clock.monotonic() + self._worked_s * _REST
+            ended = clock.monotonic()
+            self._worked_s = ended - begun
+            self._rested_at = policy.rested_at(ended, self._worked_s)
         finally:
             batch.close()
         self._capacity.worked(outcome, self._worked_s)

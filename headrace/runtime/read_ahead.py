@@ -11,24 +11,18 @@ have not been processed yet.
 Processing is as in a replay: the batch has its txid, and ends where it was recorded.
 
 * Invariant: after the first batch that was read ahead, all later ones are taken after it.
-
-Read-ahead is off while a view reads the clock, because the time that passes between two batches is
-decided when the second one is taken.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final
 
+from headrace.forwarder import policy
 from headrace.forwarder.batcher import Backlog, Batch
 from headrace.forwarder.stream import Stream
 from headrace.process import faults
 from headrace.runtime.engine_state import EngineState
 from headrace.runtime.positions import BatchRecord
-
-_AT_ONCE: Final = 64
-"""Maximum number of batches per step, so that processing gets its turn."""
 
 
 class ReadAhead:
@@ -43,11 +37,11 @@ class ReadAhead:
 
     def step(self, stream: Stream) -> None:
         """Put waiting batches into the queue, if there are many."""
-        for _ in range(_AT_ONCE):
-            if not self._state.retained.taking or self._state.reads_clock:
-                return
-            if not stream.relieve(self._keep):
-                return
+        state, moved = self._state, 0
+        while policy.may_read_ahead(
+            moved, has_room=state.retained.taking, reads_clock=state.reads_clock
+        ) and stream.relieve(self._keep):
+            moved += 1
 
     def _keep(self, batch: Batch) -> Backlog | None:
         """Record a batch and put it into the queue; None: there is no room for it."""

@@ -13,6 +13,7 @@ from unittest import mock
 
 import pytest
 
+from headrace.forwarder import policy
 from headrace.process.bounds import Bound
 from headrace.runtime import catching_up, insight
 from headrace.runtime.batches import Outcome
@@ -60,15 +61,15 @@ def _is_dear(unit: Unit) -> bool:
 @pytest.fixture
 def stay(monkeypatch) -> None:
     """Let a group that was slow once stay separate."""
-    monkeypatch.setattr(catching_up, "_STAY_S", 3_600.0)
+    monkeypatch.setattr(policy, "_STAY_S", 3_600.0)
 
 
 @pytest.fixture
 def visiting(monkeypatch) -> set[str]:
     """Separate slow groups briefly, again and again; collect their names."""
-    monkeypatch.setattr(catching_up, "_STAY_S", 0.05)
-    monkeypatch.setattr(catching_up, "_STAY_S_MAX", 0.05)
-    monkeypatch.setattr(catching_up, "_SLOW_TIMES", 1)
+    monkeypatch.setattr(policy, "_STAY_S", 0.05)
+    monkeypatch.setattr(policy, "_STAY_S_MAX", 0.05)
+    monkeypatch.setattr(policy, "_SLOW_TIMES", 1)
     put, groups = catching_up.CatchingUp._set_lagging, set[str]()
 
     def noted(side: catching_up.CatchingUp, group: str, *slowest) -> None:

@@ -8,7 +8,8 @@ import pytest
 from structlog.testing import capture_logs
 
 from headrace.collections.dataflow import Dataflow
-from headrace.runtime import activity, engine, lateness, writing
+from headrace.forwarder import policy
+from headrace.runtime import activity, lateness, writing
 from headrace.runtime.jobs import ViewPart
 from headrace.runtime.pipelined_commit import PipelinedCommit
 from tests.compared import differs
@@ -116,7 +117,7 @@ def test_a_large_transaction_that_is_written_for_long(source, running, monkeypat
 
 def test_nobody_is_late_for_a_view_alone_or_within_the_latency(source, running, monkeypatch):
     """No view needs its rows earlier, so the slow view makes none late."""
-    monkeypatch.setattr(engine, "_GATHER", 0.0)
+    monkeypatch.setattr(policy, "_GATHER", 0.0)
     running.on(lambda: [v.allow(600_000) for v in running.book.views.values()])
     write = writing._Group.write
 

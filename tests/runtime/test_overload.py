@@ -6,8 +6,8 @@ import pytest
 
 from headrace.collections.dataflow import Dataflow
 from headrace.errors import TransientError
+from headrace.forwarder import policy
 from headrace.runtime import overload
-from headrace.runtime.checkpoints import LAG_MAX
 from headrace.runtime.jobs import Answer, CommitJob
 from headrace.runtime.overload import Workload
 from headrace.state.rocks import RocksCheckpoint
@@ -135,7 +135,7 @@ def test_a43_it_says_that_it_waits_for_the_disk(source, database, start, soon, m
     settle(running, source)
     with monkeypatch.context() as patched:
         patched.setattr(RocksCheckpoint, "write", _full)
-        for n in range(2 * LAG_MAX):
+        for n in range(2 * policy._MISSING_MAX):
             source.execute("INSERT INTO items VALUES (%s, 'n')", (n,))
         wait_until(
             lambda: source.execute(NOTES).fetchall()[0][0],
