@@ -43,17 +43,17 @@ import psycopg
 import structlog
 
 from headrace import clock
-from headrace.errors import Interrupted, TransientError
+from headrace.errors import HeadraceError, Interrupted, TransientError
 from headrace.forwarder.batcher import Batch
 from headrace.runtime.batches import Outcome
 from headrace.runtime.change_capture import ChangeCapture
 from headrace.runtime.columns import Types, types_of
 from headrace.runtime.commits import Commits
+from headrace.runtime.cursor import Cursor, OnEngine
+from headrace.runtime.cursors import Cursors
 from headrace.runtime.engine_state import EngineState
 from headrace.runtime.intake import Intake
-from headrace.runtime.intake_log import IntakeLog
 from headrace.runtime.lateness import Lateness
-from headrace.runtime.log_cursor import LogCursor, OnEngine
 from headrace.runtime.shared import Shared
 from headrace.runtime.single_job import SingleJob
 from headrace.runtime.views import Unit, View
@@ -72,8 +72,6 @@ _STAY_S: Final = 30.0
 """Seconds for which a slow group lags at least, the first time."""
 _STAY_S_MAX: Final = 3_600.0
 _GIVE_UP_S: Final = 0.05
-_COALESCED_BYTES: Final = 4 << 20
-"""Maximum bytes of a coalesced batch, except for a single txid; commands wait for its end."""
 _COALESCED_TXIDS: Final = 1_000
 _RETRY_S: Final = 0.2
 """Pause after a coalesced batch that met a temporary error."""
@@ -98,7 +96,7 @@ class _CoalescedBatch:
     """Shared subplans that the views or these subplans read, each after those that it reads."""
     units: list[Unit]
     """Units that process it."""
-    cursor: LogCursor
+    cursor: Cursor
     begun: float
 
 
@@ -114,6 +112,8 @@ class EngineCalls:
     admit: Callable[[int, int], None]
     """``SinkThread.admit`` of the leading views."""
     rewind_soon: Callable[[], None]
+    fail: Callable[[View, HeadraceError], None]
+    """``Leaving.fail``."""
     poke: Callable[[], None]
     """Wakes the engine's thread; callable from any thread."""
 
@@ -152,8 +152,7 @@ class CatchingUp:
         """Whether the sink thread has a connection."""
         self._thread: Final = ThreadPoolExecutor(1, "headrace-lagging")
         self._thread.submit(int)  # it is there from the beginning (E-15)
-        self._cursors: dict[int, LogCursor] = {}
-        """By the txid after which each stands."""
+        self._cursors: Final = Cursors(state, watch, calls.on_engine, calls.fail, calls.poke)
         self._coalesced: _CoalescedBatch | None = None
         self._future: Future[Result] | None = None
         self._behind_next = False
@@ -196,7 +195,7 @@ class CatchingUp:
             return math.inf
         stays = min((self._stays[group][1] for group in self._fast_groups()), default=math.inf)
         now = clock.monotonic()
-        return min(stays, self._retry_at) if self._retry_at > now else stays
+        return min(stays, self._cursors.due, *([self._retry_at] if self._retry_at > now else []))
 
     def meeting_s(self) -> float:
         """Return for how many seconds at most new batches should wait.
@@ -256,6 +255,8 @@ class CatchingUp:
     def step(self) -> None:
         """Begin to process the next coalesced batch, if possible."""
         state, lagging = self._state, self._state.lagging
+        if not lagging.any:
+            self._cursors.reach([], 0)
         if self.busy or not lagging.any or clock.monotonic() < self._retry_at:
             return
         if lagging.left_out or state.checkpoints.underway:
@@ -281,23 +282,22 @@ class CatchingUp:
         state = self._state
         views = state.lagging_views
         shared = state.needed(views)
-        end = min(self._commits.passed, state.retained.last)
+        end = self._commits.passed
         behind = sorted({u.processed for u in (*views, *shared) if u.processed < end})
         possible = [at for at in behind if self._possible(at, views, shared)]
-        if not possible or not state.retained.covers(possible[0]):
+        reach = self._cursors.reach(possible, end)
+        readable = [at for at in possible if reach[at] > at]
+        if not readable:
             return None
-        at = possible[0] if self._behind_next else possible[-1]
+        at = readable[0] if self._behind_next else readable[-1]
         self._behind_next = not self._behind_next
         taking = [view for view in views if view.processed == at]
         needed_now = {s.id for s in state.needed(taking)}
         needed = [s for s in shared if s.processed == at or s.id in needed_now]
-        end = min([end, at + _COALESCED_TXIDS, *(txid for txid in behind if txid > at)])
+        end = min([reach[at], at + _COALESCED_TXIDS, *(txid for txid in behind if txid > at)])
         last = self._last(taking, needed, at + 1, end)
-        if last > at + 1:
-            last = _last_within(state.retained, at, last)
-        cursor = self._cursors.pop(at, None)
-        if cursor is None:
-            cursor = LogCursor(state.retained, at, self._watch, self._on_engine)
+        last = self._cursors.bounded(at, last, end)
+        cursor = self._cursors.at(at, end)
         units = [*taking, *(s for s in needed if s.processed == at)]
         return _CoalescedBatch(at + 1, last, taking, needed, units, cursor, clock.monotonic())
 
@@ -335,8 +335,8 @@ class CatchingUp:
             try:
                 outcome, batch = future.result()
             except TransientError as error:
-                if not self._state.retained.covers(coalesced.first - 1):
-                    raise  # the log is damaged
+                if self._cursors.lost(coalesced.cursor, coalesced.first - 1):
+                    raise
                 self._try_again(coalesced, error)
             else:
                 self._took(coalesced, outcome, batch)
@@ -346,7 +346,6 @@ class CatchingUp:
 
     def _took(self, coalesced: _CoalescedBatch, outcome: Outcome, batch: Batch) -> None:
         self._errors = 0
-        self._cursors[coalesced.last] = coalesced.cursor
         now = clock.monotonic()
         self._lateness.processed(outcome, now - coalesced.begun, coalesced.views)
         if now - coalesced.begun >= self._state.settings.lane_ms / 1000:
@@ -360,8 +359,7 @@ class CatchingUp:
         )
         batch.close()
         self._job.put(job)
-        at = {unit.processed for unit in self._units()}
-        self._cursors = {txid: c for txid, c in self._cursors.items() if txid in at}
+        self._cursors.moved(coalesced.cursor, {unit.processed for unit in self._units()})
 
     def _try_again(self, coalesced: _CoalescedBatch, error: TransientError) -> None:
         """Process a coalesced batch again, after a pause; other views are not concerned."""
@@ -387,6 +385,7 @@ class CatchingUp:
             while not future.done():
                 serve()
                 wait_for([future], _GIVE_UP_S)
+        self._cursors.leave()
         self._state.lagging.working = frozenset()
         owner = self._state.connections
         self._job.abort(owner.interrupt_beside if owner is not None else _nothing)
@@ -398,7 +397,7 @@ class CatchingUp:
         """
         state, lagging = self._state, self._state.lagging
         self._job.rewind()
-        self._cursors.clear()
+        self._cursors.rewind()
         self._errors, self._retry_at, self._connected = 0, 0.0, False
         if lagging.groups and not state.retained.appending:
             self._refuse()
@@ -414,6 +413,7 @@ class CatchingUp:
 
     def close(self) -> None:
         """End the threads.  REQUIRES: ``abort`` was called."""
+        self._cursors.close()
         self._job.close()
         self._sink.close()
         self._thread.shutdown()
@@ -540,24 +540,22 @@ class CatchingUp:
     def dissolve(self) -> bool:
         """Let no view lag that cannot; True: the stream must begin anew.
 
-        Views cannot lag if the log has no room, and a slow group cannot if it reads the clock now.
+        A slow group cannot lag if the log has no room, or if it reads the clock now.  Its views
+        catch up.
         """
         state, lagging = self._state, self._state.lagging
         if not lagging.any or self._future is not None:
             return False
-        views = state.lagging_views
+        views, full = state.lagging_views, not state.retained.appending
+        if full and lagging.groups:
+            lagging.views |= {view.id for view in views}
+            self._refuse()
         for view in views:
             if view.commit_group in lagging.groups and (view.temporal or view.placed or view.parts):
                 lagging.views |= {v.id for v in views if v.commit_group == view.commit_group}
                 lagging.groups.discard(view.commit_group)
-        low = min((unit.processed for unit in self._units()), default=state.taken.txid)
-        placed = any(view.placed or view.parts for view in views)
-        if not placed and (
-            low >= state.taken.txid or state.retained.reaches(low, state.taken.txid)
-        ):
+        if not any(view.placed or view.parts for view in views):
             return False
-        if not placed:
-            self._refuse()
         lagging.views.clear()
         return True
 
@@ -566,22 +564,6 @@ class CatchingUp:
         _log.warning("no room for what waits for slow commit groups")
         self._refused_until = clock.monotonic() + _STAY_S_MAX
         self._state.lagging.groups.clear()
-
-
-def _last_within(log: IntakeLog, after: int, last: int) -> int:
-    """Return the last txid of a batch after ``after`` of at most ``_COALESCED_BYTES`` bytes.
-
-    It has one txid at least, and none after ``last``.
-    """
-    least = log.bytes_after(after) - _COALESCED_BYTES
-    low, high = after + 1, last
-    while low < high:
-        middle = (low + high + 1) // 2
-        if log.bytes_after(middle) >= least:
-            low = middle
-        else:
-            high = middle - 1
-    return low
 
 
 def _nothing() -> None:

@@ -133,10 +133,12 @@ class Engine:
             self.taps,
             self._lateness,
             self.watch,
-            EngineCalls(self._on_engine, self._sink.admit, rewind_soon, self._poke),
+            EngineCalls(
+                self._on_engine, self._sink.admit, rewind_soon, self.leaving.fail, self._poke
+            ),
         )
         go_on = self._catching_up.go_on
-        self._healing: Final = Retries(state, self.leaving, go_on, rewind_soon)
+        self._healing: Final = Retries(state, self.leaving, go_on)
         self._returning: Final = Reconnects(state, loading, self.leaving, go_on, self.hosts.lose)
         self._capacity: Final = OverloadDetector(state)
         self._ahead: Final = ReadAhead(state, self._intake.record)

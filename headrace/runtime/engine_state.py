@@ -205,8 +205,13 @@ class EngineState:
                 found[view_id] = view
         return list(found.values())
 
+    def at_source(self, after: int) -> bool:
+        """Return whether the source has all changes after txid ``after``, which was recorded."""
+        following = self.records.get(after + 1)
+        return following is not None and following.start_lsn >= self.confirmed
+
     def can_lag(self, view: View, txid: int) -> bool:
-        """Return whether a view lacks batches up to ``txid``, and can read them from the log."""
+        """Return whether a view lacks batches up to ``txid``, and can read them by itself."""
         units: list[Unit] = [view, *self.needed([view])]
         if view.store is None or view.placed or any(unit.placed for unit in units):
             return False
@@ -214,7 +219,8 @@ class EngineState:
         # A shared subplan processes batches one by one, perhaps too slowly to catch up.
         if any(isinstance(unit, Shared) and unit.processed < txid for unit in units):
             return False
-        return low < txid and self.retained.reaches(low, txid)
+        log_end = self.retained.last if self.retained.covers(low) else low
+        return low < txid and (log_end >= txid or self.at_source(log_end))
 
     @property
     def parts(self) -> list[Shared]:
