@@ -211,9 +211,10 @@ class IntakeLog:
         if old is not None:
             storage.drop(old.name)
         self._mark, self._lsn, self._readable = mark, lsn, 0
+        self._full_at = None
         try:
             queue = storage.make(f"{_PREFIX}{mark.number}")
-        except NoRoom as error:
+        except (NoRoom, OSError) as error:
             self._fill(txid, error.message)
             return
         queue.begin_after(txid)
