@@ -135,7 +135,6 @@ class SourceCursors:
         stream = state.stream
         assert stream is not None, "no view catches up before there is a stream"
         begin = Beginning(low, self._record(low + 1).start_lsn, state.identity, stream.token)
-        _log.info("views read the source again", after=low, lsn=begin.lsn)
         copied = CopiedStream(state.settings, begin, self._poke)
         return SourceCursor(copied, low, self._watch, self._on_engine)
 
