@@ -7,8 +7,7 @@ A view needs it if the intake log lacks its batches.  The copy ends with its con
 outlives the process.  Everything that may wait runs on the stream's own thread: the connection, the
 server that decodes, and the pause while enough batches wait to be taken.
 
-* Invariant 1: each batch is cut as it was recorded.  What the source sends beyond the last known cut
-  waits.
+* Invariant 1: each batch is cut as it was recorded.  Later transactions wait for their cut.
 * Invariant 2: the copy holds back no WAL before the batches that were cut: it is told so at once,
   because a copy that is lost is made again from the slot, which holds everything that is needed.
 """

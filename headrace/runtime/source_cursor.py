@@ -73,7 +73,7 @@ class SourceCursors:
         """Attempts that failed since the last stream that was opened."""
         self._retry_at = -math.inf
         self._told: dict[int, str] | None = None
-        """What the catalog says of views that wait, by ID; None: unknown."""
+        """Notes in the catalog of views that wait, by ID; None: unknown."""
 
     @property
     def due(self) -> float:

@@ -13,7 +13,7 @@ import psycopg
 import pytest
 
 from headrace.postgres import connect
-from headrace.runtime import copied_stream, intake_log, source_cursor
+from headrace.runtime import copied_stream, intake_log
 from headrace.runtime.copied_stream import CopiedStream
 from headrace.runtime.cursor import Cursor
 from headrace.runtime.source_cursor import SourceCursor
@@ -127,7 +127,9 @@ def test_no_other_view_notices_a_view_that_reads_the_source(
     assert reads[0][1] == at
     assert [after for _, after, _ in reads[1:]] == [last for *_, last in reads[:-1]], "each once"
     expected = ["log", "source"] if how == "full, local" else ["source"]
-    assert [where for where, _ in itertools.groupby(w for w, *_ in reads)][: len(expected)] == expected
+    assert [where for where, _ in itertools.groupby(w for w, *_ in reads)][
+        : len(expected)
+    ] == expected
     assert book.stream is stream
     assert quick.works - works <= book.taken.txid - begun, "it has processed no txid twice"
     no_copy_is_left(source)
@@ -300,7 +302,9 @@ def test_a_view_waits_while_the_server_has_no_room_for_a_copy(
     stream = book.stream
 
     def messages() -> dict[str, str | None]:
-        return dict(source.execute("SELECT split_part(name, '.', 2), message FROM headrace.list_views()"))
+        return dict(
+            source.execute("SELECT split_part(name, '.', 2), message FROM headrace.list_views()")
+        )
 
     with taken(database):
         resume(running, counts)
