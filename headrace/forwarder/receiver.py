@@ -61,6 +61,12 @@ class Origin:
     """Bytes of uncommitted transactions that may be in memory."""
     messages: bool = False
     """Whether logical messages are sent as well (pg_logical_emit_message)."""
+    copied_from: str = ""
+    """A slot; then ``slot`` is a copy of it, which exists as long as the connection."""
+
+
+class PositionGone(ContinuityLost):
+    """A slot cannot send the changes after a position, though its own stream may go on."""
 
 
 class Receiver:
@@ -69,12 +75,14 @@ class Receiver:
     def __init__(
         self,
         origin: Origin,
-        ordinary: psycopg.Connection[Any],
+        ordinary: psycopg.Connection[Any] | None,
         start_lsn: int,
         on_keepalive: Callable[[list[bytes], int, bool], None],
         expected: Identity | None = None,
     ) -> None:
         """Connect and start; ``ordinary`` is a connection to the same database, used only here.
+
+        A stream from a copied slot needs no such connection.
 
         ``on_keepalive`` gets the messages before the keepalive, its position, and whether the
         server asks for an immediate reply.
@@ -97,6 +105,8 @@ class Receiver:
         self._conn = self._connect()
         try:
             self.identity: Final = self._identify(expected)
+            if ordinary is None:
+                self._copy()
             self._start(ordinary)
         except BaseException:
             self.close()
@@ -130,7 +140,34 @@ class Receiver:
             )
         return found
 
-    def _start(self, ordinary: psycopg.Connection[Any]) -> None:
+    def _copy(self) -> None:
+        """Make the copy of the slot.
+
+        Raises:
+            PositionGone: the copied slot begins after ``start_lsn``.
+            TransientError: it cannot be copied now; SQLSTATE 53400: no slot is free.
+        """
+        origin = self._origin
+        try:
+            self._conn.execute(
+                "SELECT pg_catalog.pg_copy_logical_replication_slot(%s, %s, true)",
+                (origin.copied_from, origin.slot),
+            )
+            state = setup.slot_state(self._conn, origin.slot)
+        except psycopg.Error as error:
+            known = failures.classify(error)
+            raise TransientError(
+                known.message, detail=known.detail, sqlstate=error.sqlstate or "08006"
+            ) from error
+        if state is None or state.confirmed > self.start_lsn:
+            at = "gone" if state is None else f"at {format_lsn(state.confirmed)}"
+            raise PositionGone(
+                "the source no longer has the changes that the view lacks",
+                detail=f'The view is at {format_lsn(self.start_lsn)}, slot "{origin.copied_from}" is'
+                f" {at}. Another program has used or re-created the slot.",
+            )
+
+    def _start(self, ordinary: psycopg.Connection[Any] | None) -> None:
         origin = self._origin
         command = sql.SQL(
             "START_REPLICATION SLOT {} LOGICAL {} ({}, publication_names {}{})"
@@ -147,7 +184,7 @@ class Receiver:
             if result.status == pq.ExecStatus.COPY_BOTH:
                 break
             code = _code(result)
-            if code == "55006":
+            if code == "55006" and ordinary is not None:
                 self._free(ordinary, attempt)
                 continue
             if code in _CONTINUITY:
@@ -160,7 +197,8 @@ class Receiver:
             raise TransientError(
                 f'slot "{origin.slot}" is in use by another process', sqlstate="55006"
             )
-        self._check_position(ordinary)
+        if ordinary is not None:
+            self._check_position(ordinary)
 
     def _free(self, ordinary: psycopg.Connection[Any], attempt: int) -> None:
         """Terminate our own walsender of an earlier connection that has not noticed its end yet."""

@@ -74,6 +74,7 @@ class Stream:
         self._confirmed = 0
         self._asked = 0
         self._stopping = False
+        self.token: Final = token
         self._opener = None if token is None else Opener(token)
         origin = Origin(
             settings.source,

@@ -42,17 +42,18 @@ import psycopg
 import structlog
 
 from headrace import clock
-from headrace.errors import Interrupted, TransientError
+from headrace.errors import ContinuityLost, HeadraceError, Interrupted, TransientError
 from headrace.forwarder import policy
 from headrace.forwarder.batcher import Batch
 from headrace.runtime.batches import Outcome, Processor
 from headrace.runtime.change_capture import ChangeCapture
 from headrace.runtime.columns import Types, types_of
 from headrace.runtime.commits import Commits
+from headrace.runtime.cursor import Cursor, OnEngine
+from headrace.runtime.cursors import Cursors
 from headrace.runtime.engine_state import EngineState
 from headrace.runtime.intake import Intake
 from headrace.runtime.lateness import Lateness
-from headrace.runtime.log_cursor import LogCursor, OnEngine
 from headrace.runtime.shared import Shared
 from headrace.runtime.single_job import SingleJob
 from headrace.runtime.views import Unit, View
@@ -83,7 +84,7 @@ class _CoalescedBatch:
     """Units that process it."""
     remote: RemoteBatch
     """The part of units on other workers."""
-    cursor: LogCursor
+    cursor: Cursor
     begun: float
 
     def run(self, processor: Processor, attempt: int, types: Types) -> Result:
@@ -103,7 +104,8 @@ class EngineCalls:
     """Callable from any thread but the engine's."""
     admit: Callable[[int, int], None]
     """``SinkThread.admit`` of the leading views."""
-    rewind_soon: Callable[[], None]
+    fail: Callable[[View, HeadraceError], None]
+    """``Leaving.fail``."""
     poke: Callable[[], None]
     """Wakes the engine's thread; callable from any thread."""
 
@@ -131,7 +133,7 @@ class CatchingUp:
         self._watch = watch
         self._on_engine = calls.on_engine
         self._admit = calls.admit
-        self._rewind_soon = calls.rewind_soon
+        self._fail = calls.fail
         self._poke = calls.poke
         self._processor: Final = intake.beside(
             lambda units: calls.on_engine(partial(watch.altered, units))
@@ -144,8 +146,7 @@ class CatchingUp:
         """Whether the sink thread has a connection."""
         self._thread: Final = ThreadPoolExecutor(1, "headrace-lagging")
         self._thread.submit(int)  # it is there from the beginning (E-15)
-        self._cursors: dict[int, LogCursor] = {}
-        """By the txid after which each stands."""
+        self._cursors: Final = Cursors(state, watch, calls.on_engine, calls.fail, calls.poke)
         self._coalesced: _CoalescedBatch | None = None
         self._future: Future[Result] | None = None
         self._behind_next = False
@@ -184,7 +185,7 @@ class CatchingUp:
             return math.inf
         stays = min((self._stays[group].until for group in self._fast_groups()), default=math.inf)
         now = clock.monotonic()
-        return min(stays, self._retry_at) if self._retry_at > now else stays
+        return min(stays, self._cursors.due, *([self._retry_at] if self._retry_at > now else []))
 
     def meeting_s(self) -> float:
         """Return for how many seconds at most new batches should wait."""
@@ -210,8 +211,10 @@ class CatchingUp:
         lacks = state.least(view) < state.taken.txid
         if not lacks and not self.busy:
             return
-        if (lacks and not state.can_lag(view, state.taken.txid)) or not self._connect():
-            self._rewind_soon()
+        if any(unit.store is None for unit in state.units_of(view)):
+            return  # until its worker is back
+        if lacks and not state.can_lag(view, state.taken.txid):
+            self._fail(view, ContinuityLost("the changes that the view lacks are gone"))
             return
         # Jobs in flight may still have what the view could not take.
         self._admit(view.id, state.taken.txid)
@@ -223,11 +226,13 @@ class CatchingUp:
     def step(self) -> None:
         """Begin to process the next coalesced batch, if possible."""
         state, lagging = self._state, self._state.lagging
+        if not lagging.any:
+            self._cursors.reach([], 0)
         if self.busy or not lagging.any or clock.monotonic() < self._retry_at:
             return
         if lagging.left_out or state.checkpoints.underway:
             return  # a checkpoint may hold their states, or has to be made up for
-        coalesced = self._next()
+        coalesced = self._next() if self._connect() else None
         if coalesced is None:
             return
         lagging.working = frozenset(unit.id for unit in coalesced.units)
@@ -243,22 +248,22 @@ class CatchingUp:
         state = self._state
         views = state.lagging_views
         shared = state.needed(views)
-        end = min(self._commits.passed, state.retained.last)
+        end = self._commits.passed
         behind = sorted({u.processed for u in (*views, *shared) if u.processed < end})
         possible = [at for at in behind if self._possible(at, views, shared)]
-        if not possible or not state.retained.covers(possible[0]):
+        reach = self._cursors.reach(possible, end)
+        readable = [at for at in possible if reach[at] > at]
+        if not readable:
             return None
-        at = possible[0] if self._behind_next else possible[-1]
+        at = readable[0] if self._behind_next else readable[-1]
         self._behind_next = not self._behind_next
         taking = [view for view in views if view.processed == at]
         needed_now = {s.id for s in state.needed(taking)}
         needed = [s for s in shared if s.processed == at or s.id in needed_now]
-        end = min([end, *(txid for txid in behind if txid > at)])
+        end = min([reach[at], *(txid for txid in behind if txid > at)])
         end = self._last(taking, needed, at + 1, end)
-        last = policy.last_coalesced(at, end, state.retained.bytes_after)
-        cursor = self._cursors.pop(at, None)
-        if cursor is None:
-            cursor = LogCursor(state.retained, at, self._watch, self._on_engine)
+        last = self._cursors.bounded(at, end)
+        cursor = self._cursors.at(at, end)
         units = [*taking, *(s for s in needed if s.processed == at)]
         remote = self._hosts.batch([unit for unit in units if unit.placed], lagging=True)
         now = clock.monotonic()
@@ -298,8 +303,8 @@ class CatchingUp:
             try:
                 outcome, batch = future.result()
             except TransientError as error:
-                if not self._state.retained.covers(coalesced.first - 1):
-                    raise  # the log is damaged
+                if self._cursors.lost(coalesced.cursor, coalesced.first - 1):
+                    raise
                 self._try_again(coalesced, error)
             else:
                 self._took(coalesced, outcome, batch)
@@ -309,7 +314,6 @@ class CatchingUp:
 
     def _took(self, coalesced: _CoalescedBatch, outcome: Outcome, batch: Batch) -> None:
         self._errors = 0
-        self._cursors[coalesced.last] = coalesced.cursor
         now = clock.monotonic()
         self._lateness.processed(outcome, now - coalesced.begun, coalesced.views)
         if now - coalesced.begun >= self._state.settings.lane_ms / 1000:
@@ -322,8 +326,7 @@ class CatchingUp:
         )
         batch.close()
         self._job.put(job)
-        at = {unit.processed for unit in self._units()}
-        self._cursors = {txid: c for txid, c in self._cursors.items() if txid in at}
+        self._cursors.moved(coalesced.cursor, {unit.processed for unit in self._units()})
 
     def _try_again(self, coalesced: _CoalescedBatch, error: TransientError) -> None:
         """Process a coalesced batch again, after a pause; other views are not concerned."""
@@ -354,6 +357,7 @@ class CatchingUp:
                 serve()
                 wait_for([future], _GIVE_UP_S)
             coalesced.remote.give_up()
+        self._cursors.leave()
         self._state.lagging.working = frozenset()
         owner = self._state.connections
         self._job.abort(owner.interrupt_beside if owner is not None else _nothing)
@@ -365,7 +369,7 @@ class CatchingUp:
         """
         state, lagging = self._state, self._state.lagging
         self._job.rewind()
-        self._cursors.clear()
+        self._cursors.rewind()
         self._errors, self._retry_at, self._connected = 0, 0.0, False
         if lagging.groups and not state.retained.appending:
             self._refuse()
@@ -379,6 +383,7 @@ class CatchingUp:
 
     def close(self) -> None:
         """End the threads.  REQUIRES: ``abort`` was called."""
+        self._cursors.close()
         self._job.close()
         self._sink.close()
         self._thread.shutdown()
@@ -389,6 +394,8 @@ class CatchingUp:
             try:
                 self._sink.start(self._state.owner.beside())
             except (TransientError, psycopg.Error) as error:
+                self._errors += 1
+                self._retry_at = clock.monotonic() + policy.backoff_s(self._errors, _RETRY_S_MAX)
                 _log.warning("no connection for the views that lag", reason=str(error))
                 return False
             self._connected = True
@@ -499,25 +506,22 @@ class CatchingUp:
         facts = {"stays_s": stay.seconds, "slowest": slowest, "took_s": round(took_s, 3)}
         _log.info("commit group is slow", group=group, **facts)
 
-    def dissolve(self) -> bool:
-        """Let no view lag that cannot; True: the stream must begin anew.
+    def dissolve(self) -> None:
+        """Let the views of slow groups lead again that cannot lag on purpose any more.
 
-        Views cannot lag if the log has no room, and a slow group cannot if it reads the clock now.
+        The log has no room, or they read the clock now.
         """
         state, lagging = self._state, self._state.lagging
-        if not lagging.any or self._future is not None:
-            return False
-        views = state.lagging_views
+        if not lagging.groups or self._future is not None:
+            return
+        views, full = state.lagging_views, not state.retained.appending
+        if full:
+            lagging.views |= {view.id for view in views}
+            self._refuse()
         for view in views:
             if view.commit_group in lagging.groups and (view.temporal or view.parts):
                 lagging.views |= {v.id for v in views if v.commit_group == view.commit_group}
                 lagging.groups.discard(view.commit_group)
-        low = min((unit.processed for unit in self._units()), default=state.taken.txid)
-        if low >= state.taken.txid or state.retained.reaches(low, state.taken.txid):
-            return False
-        self._refuse()
-        lagging.views.clear()
-        return True
 
     def _refuse(self) -> None:
         """Let no group lag for a while."""

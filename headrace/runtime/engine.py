@@ -85,7 +85,7 @@ class Engine:
         self._inbox: deque[Callable[[], None]] = deque()
         self._urgent: deque[Callable[[], None]] = deque()
         self._wake: Final = threading.Event()
-        state, drain, rewind_soon = self.state, self.drain, self.rewind_soon
+        state, drain = self.state, self.drain
         self.watermark: Final = Watermark(state)
         self._sink: Final = SinkThread(
             state.pipeline,
@@ -129,10 +129,10 @@ class Engine:
             self._lateness,
             self.watch,
             self.hosts,
-            EngineCalls(self._on_engine, self._sink.admit, rewind_soon, self._poke),
+            EngineCalls(self._on_engine, self._sink.admit, self.leaving.fail, self._poke),
         )
         go_on = self._catching_up.go_on
-        self._healing: Final = Retries(state, self.leaving, go_on, rewind_soon)
+        self._healing: Final = Retries(state, self.leaving, go_on)
         self._returning: Final = Reconnects(state, loading, self.leaving, go_on, self.hosts.lose)
         self._capacity: Final = OverloadDetector(state)
         self._ahead: Final = ReadAhead(state, self._intake.record)
@@ -266,8 +266,7 @@ class Engine:
             self.hosts.look()
             self._returning.look()
             self.sharing.join_ready()
-        if self._catching_up.dissolve():
-            self.rewind_soon()
+        self._catching_up.dissolve()
         if state.stopping or state.stream is not stream:
             return  # a command or a retried view has asked for a rewind
         self.durability.end()

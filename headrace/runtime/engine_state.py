@@ -213,12 +213,18 @@ class EngineState:
         """Return the last txid that a view and all shared subplans that it needs have processed."""
         return min(unit.processed for unit in self.units_of(view))
 
+    def at_source(self, after: int) -> bool:
+        """Return whether the source has all changes after txid ``after``, which was recorded."""
+        following = self.records.get(after + 1)
+        return following is not None and following.start_lsn >= self.confirmed
+
     def can_lag(self, view: View, txid: int) -> bool:
-        """Return whether a view lacks batches up to ``txid``, and can read them from the log."""
+        """Return whether a view lacks batches up to ``txid``, and can read them by itself."""
         if any(unit.store is None for unit in self.units_of(view)):
             return False
         low = self.least(view)
-        return low < txid and self.retained.reaches(low, txid)
+        log_end = self.retained.last if self.retained.covers(low) else low
+        return low < txid and (log_end >= txid or self.at_source(log_end))
 
     @property
     def parts(self) -> list[Shared]:

@@ -81,10 +81,6 @@ class IntakeLog:
         """Whether batches are retained now, so that the source need not keep its WAL."""
         return self.local and self.queue is not None and self._full_at is None
 
-    def reaches(self, after: int, txid: int) -> bool:
-        """Return whether all batches after ``after`` are here, up to ``txid`` and later ones."""
-        return self.appending and self.covers(after) and self.last >= txid
-
     @property
     def appending(self) -> bool:
         """Whether the next batch will be put, as far as is known."""
@@ -99,6 +95,11 @@ class IntakeLog:
     def last(self) -> int:
         """Txid of the last batch; 0: there is no queue."""
         return self.queue.last_txid if self.queue is not None else 0
+
+    @property
+    def base(self) -> int:
+        """Txid after which the first batch is; 0: there is no queue."""
+        return self.queue.base_txid if self.queue is not None else 0
 
     @property
     def lsn(self) -> int:
@@ -130,12 +131,9 @@ class IntakeLog:
         """Whether there was no room for a batch."""
         return self.local and self._full_at is not None
 
-    @property
-    def roomy(self) -> bool:
-        """Whether it was full and it is time for another attempt."""
-        if self._full_at is None or not self._tried_enough:
-            return False
-        return self.queue is None or self.queue.queued_bytes < self._bytes_max * 3 // 4
+    def renewable(self, least: int) -> bool:
+        """Return whether it was full for a while, and no view needs it: all have ``least``."""
+        return self.full and self._tried_enough and least >= self.last
 
     @property
     def _tried_enough(self) -> bool:
@@ -213,10 +211,11 @@ class IntakeLog:
         if old is not None:
             storage.drop(old.name)
         self._mark, self._lsn, self._readable = mark, lsn, 0
+        self._full_at = None
         try:
             queue = storage.make(f"{_PREFIX}{mark.number}")
-        except NoRoom as error:
-            self._fill(txid, error.message)
+        except (NoRoom, OSError) as error:
+            self._fill(txid, str(error))
             return
         queue.begin_after(txid)
         queue.open(self.READER, txid)
@@ -353,8 +352,9 @@ class IntakeLog:
             TransientError: they are damaged; ``covers`` is false from now on.
         """
         queue, storage = self.queue, self._storage
-        assert queue is not None, "covers(txid - 1)"
         assert storage is not None, "it was opened"
+        if queue is None:
+            raise TransientError("the intake log began anew")
         try:
             with storage.pool.table.running(queue.name, [self.READER]):
                 frames = queue.sent(txid)
@@ -362,6 +362,8 @@ class IntakeLog:
                 message = f"it does not hold txid {txid}"
                 raise LookupError(message)
         except (LookupError, Damaged) as error:
+            if self.queue is not queue:
+                raise TransientError("the intake log began anew") from error
             self._readable, self.damaged = txid, True
             _log.error("what was kept of the stream is damaged", txid=txid, reason=str(error))
             raise TransientError(

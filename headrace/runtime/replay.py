@@ -9,7 +9,7 @@ source's rows at a position determine state and table, however the batches befor
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -20,7 +20,7 @@ from headrace.forwarder.batcher import Backlog, Cut
 from headrace.runtime import positions
 from headrace.runtime.engine_state import EngineState
 from headrace.runtime.positions import BatchRecord, Position, StateMark
-from headrace.runtime.views import View
+from headrace.runtime.views import Unit, View
 from headrace.types import format_lsn, parse_lsn
 
 _log = structlog.get_logger(__name__)
@@ -29,6 +29,8 @@ _NEAR_TXIDS: Final = 64
 """Batches that a view may lack and lead at once, while the other views wait for it."""
 _NEAR_BYTES: Final = 1 << 20
 """Bytes of these batches, likewise."""
+_NEAR_WAL_BYTES: Final = 16 << 20
+"""Bytes of WAL with these batches, if the log does not have them; other changes are included."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +55,8 @@ class Plan:
 def plan(state: EngineState) -> Plan:
     """Return the recorded batches that a live view lacks, and where the stream must start.
 
-    Views that are further back than the position read the intake log, if it has all batches that
-    they lack.  If no live view lacks a recorded batch, the position moves past all of them.
+    Views that are further back than the position read the batches that they lack by themselves.
+    If no live view lacks a recorded batch, the position moves past all of them.
 
     Raises:
         ContinuityLost: the source is at an earlier position, so it was restored.
@@ -69,8 +71,8 @@ def plan(state: EngineState) -> Plan:
     views = [view for view in state.views.values() if view.live]
     live = _marks(state, views)
     last = max([state.position.txid, *ends])
-    _retain(state, min([last, *(mark.txid for mark in live)]), last)
     lagging = {view.id for view in views if _lags(state, view)}
+    _retain(state, min([last, *(mark.txid for mark in live)]), last, lagging)
     if lagging:
         live = _marks(state, [view for view in views if view.id not in lagging])
         live.append(StateMark(state.position.txid, state.position.lsn, 0))
@@ -98,7 +100,7 @@ def _marks(state: EngineState, views: Iterable[View]) -> list[StateMark]:
 
 
 def _lags(state: EngineState, view: View) -> bool:
-    """Return whether a view is so far behind the position that it reads the log by itself.
+    """Return whether a view is so far behind the position that it catches up by itself.
 
     A view that led has a table that is further than its state, or a state that is a few batches
     behind, because a checkpoint left it out.  It leads again, so that it agrees with the others.
@@ -110,6 +112,9 @@ def _lags(state: EngineState, view: View) -> bool:
         return False
     lacks = position.txid - least
     retained = state.retained
+    if not retained.covers(least):
+        lsn = min(state.covered(unit.mark) for unit in state.units_of(view))
+        return lacks > _NEAR_TXIDS or position.lsn - lsn > _NEAR_WAL_BYTES
     size = retained.bytes_after(least) - retained.bytes_after(position.txid)
     return lacks > _NEAR_TXIDS or size > _NEAR_BYTES
 
@@ -124,12 +129,19 @@ def _find(state: EngineState) -> None:
         state.db.put_meta(meta, sync=False)
 
 
-def _retain(state: EngineState, base: int, last: int) -> None:
-    """Begin to retain batches from where a view or hold may need them, if that is configured."""
+def _retain(state: EngineState, base: int, last: int, lagging: Collection[int]) -> None:
+    """Begin to retain batches from where a view or hold may need them, if that is configured.
+
+    Views in ``lagging`` read from the source what the log lacks.
+    """
     retained = state.retained
     if not retained.local:
         return
-    views = [*(view for view in state.views.values() if view.owned), *state.parts]
+    owned = [view for view in state.views.values() if view.owned]
+    views: list[Unit] = [
+        *(v for v in owned if v.id not in lagging or retained.covers(v.mark.txid)),
+        *(p for p in state.parts if p.first not in lagging or retained.covers(p.mark.txid)),
+    ]
     # A hold whose changes are gone retains nothing.
     holds = [h for h in state.holds.jobs().values() if state.needs(h) >= state.confirmed]
     least = min([base, last, *(v.mark.txid for v in views), *(h.txid for h in holds)])

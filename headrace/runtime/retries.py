@@ -23,12 +23,10 @@ class Retries:
         state: EngineState,
         leaving: Leaving,
         go_on: Callable[[View], None],
-        rewind_soon: Callable[[], None],
     ) -> None:
         self._state = state
         self._leaving = leaving
         self._go_on = go_on
-        self._rewind_soon = rewind_soon
         self._tables = ResultTables(state, leaving.fail)
         self._full: bool | None = None
         """Whether a full local queue is reported; None: unknown."""
@@ -36,12 +34,10 @@ class Retries:
     def enforce_budget(self) -> None:
         """Stop blocked and paused views that retain more changes than the budget (P6).
 
-        WAL at the source and local batches both count.  If the local queue was full and has room
-        again, rewind, so that it is used again.
+        WAL at the source and local batches both count.
         """
         state = self._state
-        if state.retained.roomy:
-            self._rewind_soon()
+        self._renew_log()
         if state.retained.full != self._full:
             self._full = state.retained.full
             states.tell_who_keeps(state.owner.conn, by_source=self._full)
@@ -65,6 +61,19 @@ class Retries:
                     sqlstate="53400",
                 ),
             )
+
+    def _renew_log(self) -> None:
+        """Let a full log begin anew with the next batch, once no view needs what it has.
+
+        Views that lack batches between them read the source.
+        """
+        state = self._state
+        if not state.retained.full or state.checkpoints.underway:
+            return  # a checkpoint under way says how far the log reaches
+        needed = [*state.index.durable_txids, *state.holds.txids(), state.durable.txid]
+        taken = state.taken.txid
+        if state.retained.renewable(min(needed)) and state.records.last <= taken:
+            state.retained.begin(state.db, taken, state.start_lsn)
 
     def retry(self) -> None:
         """Let blocked views go on if their table is free again.

@@ -69,9 +69,14 @@ _UNSAY_KEPT: Final = """
 UPDATE headrace.views SET note = nullif(pg_catalog.replace(pg_catalog.replace(
          note, '; ' || %(text)s, ''), %(text)s, ''), '')
  WHERE pg_catalog.strpos(note, %(text)s) > 0"""
+_WAITING_END: Final = "; it tries again by itself"
+_WAITING: Final = "it waits to read the source again: "
+_TELL_WAITING: Final = """
+UPDATE headrace.views SET note = pg_catalog.concat_ws('; ', note, %(text)s::text)
+ WHERE id = ANY (%(ids)s) AND status = 'running'"""
 _OVERLOAD: Final = "overloaded: "
 _FRESHNESS: Final = "; batches grow, the views fall behind, and nothing is lost"
-_END_OVERLOAD: Final = r"""
+_END_NOTE: Final = r"""
 UPDATE headrace.views SET note = nullif(pg_catalog.regexp_replace(note, %(pattern)s, ''), '')
  WHERE note ~ %(pattern)s"""
 _SLOW: Final = "it makes other views late: "
@@ -278,7 +283,17 @@ def tell_overload(conn: Connection, why: str) -> None:
 
 def end_overload(conn: Connection) -> None:
     """Remove the notes of ``tell_overload``."""
-    conn.execute(_END_OVERLOAD, {"pattern": f"(; )?{_OVERLOAD}.*{_FRESHNESS}"})
+    conn.execute(_END_NOTE, {"pattern": f"(; )?{_OVERLOAD}.*{_FRESHNESS}"})
+
+
+def tell_waiting(conn: Connection, views: Sequence[int], why: str) -> None:
+    """Note with ``views`` why they cannot read the source again now."""
+    conn.execute(_TELL_WAITING, {"ids": list(views), "text": f"{_WAITING}{why}{_WAITING_END}"})
+
+
+def end_waiting(conn: Connection) -> None:
+    """Remove the notes of ``tell_waiting``."""
+    conn.execute(_END_NOTE, {"pattern": f"(; )?{_WAITING}.*{_WAITING_END}"})
 
 
 def tell_late(conn: Connection, slow: Mapping[int, str], late: Sequence[int]) -> None:

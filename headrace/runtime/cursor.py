@@ -1,0 +1,96 @@
+"""A cursor: the place of one view, or of several, that stand further back than all others.
+
+A cursor decodes as a connection of its own would: it has its own decoder, and its own descriptions
+of tables.  So it disturbs neither the stream nor another cursor.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Iterable, Sequence
+from functools import partial
+from typing import Any, Final
+
+import pyarrow as pa
+
+from headrace.errors import HeadraceError
+from headrace.forwarder.batcher import Batch
+from headrace.kernels.pgoutput import Changes, Decoder
+from headrace.postgres.numbering import Observation
+from headrace.runtime.columns import Columns, Description, Types
+from headrace.runtime.incoming import StreamFrames
+from headrace.runtime.watch import Watch
+
+OnEngine = Callable[[Callable[[], Any]], Any]
+"""Runs a function on the engine's thread, and returns its result."""
+
+
+class Cursor(ABC):
+    """A position among the recorded batches; one thread at a time uses it."""
+
+    def __init__(self, after: int, watch: Watch, on_engine: OnEngine) -> None:
+        """Stand after txid ``after``."""
+        self.txid = after
+        """The last txid that was read."""
+        self._decoder: Final = Decoder()
+        self._tables: Final = _Tables(watch, on_engine)
+
+    def read(self, last: int, attempt: int, types: Types) -> tuple[StreamFrames, Batch]:
+        """Return the rows of the txids up to ``last`` as those of one txid, and their batch.
+
+        REQUIRES: they can be read, and the frames are read to the end.
+
+        Raises:
+            TransientError: they cannot be read here any more.
+        """
+        whole = Batch(first=self.txid + 1)
+        for batch in self._batches(last):
+            append(whole, batch)
+        self.txid = whole.txid = last
+        instant = whole.commit_time_us
+        frames = StreamFrames(whole, self._decoder, last, attempt, self._tables, instant, types)
+        return frames, whole
+
+    @abstractmethod
+    def _batches(self, last: int) -> Iterable[Batch]:
+        """Iterate over the next batches up to txid ``last``, each cut as it was recorded."""
+
+
+def append(whole: Batch, batch: Batch) -> None:
+    """Add a batch to the one before it."""
+    whole.end_lsn, whole.commit_time_us = batch.end_lsn, batch.commit_time_us
+    whole.transactions += batch.transactions
+    whole.messages += batch.messages
+    whole.size += batch.size
+    if not whole.oldest_us:
+        whole.oldest_us = batch.oldest_us
+    for part in batch.parts:
+        if whole.parts and isinstance(part, list) and isinstance(whole.parts[-1], list):
+            whole.parts[-1] += part
+        else:
+            whole.parts.append(part)
+
+
+class _Tables:
+    """The descriptions of tables that one cursor has read; see ``incoming.Describer``."""
+
+    def __init__(self, watch: Watch, on_engine: OnEngine) -> None:
+        self._watch: Final = watch
+        self._on_engine: Final = on_engine
+        self._columns: Final = Columns(self._observe)
+
+    def described(self, found: Sequence[Description]) -> dict[int, HeadraceError]:
+        self._columns.describe(found)
+        errors: dict[int, HeadraceError] = self._on_engine(
+            partial(self._watch.check_lagging, found)
+        )
+        return errors
+
+    def numbered(self, changes: Changes, xid: int, read: Collection[int] | None) -> pa.RecordBatch:
+        return self._columns.numbered(changes, xid, read)
+
+    def _observe(self, table: int, xid: int) -> Iterable[Observation]:
+        found: list[Observation] = self._on_engine(
+            lambda: list(self._watch.observations(table, xid))
+        )
+        return found
