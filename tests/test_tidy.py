@@ -857,3 +857,34 @@ def test_calls_are_written_normally() -> None:
 
 def test_call_rule_itself() -> None:
     assert unpacked("f(*(1, 2))\nf(*a)\nx = (*(1, 2), 3)\nf(0, *[1])\n") == [1, 4]
+
+
+RESTARTS = {"engine.py": {"fail_batch", "_abandon", "_finish", "_close"}, "worker.py": {"carries"}}
+"""Functions that may end the one replication stream: after connection loss, at the end, when an
+administrator takes back a batch (T-30), and once when changes of other databases begin to come."""
+
+
+def restarts(source: str) -> set[str]:
+    """Return the innermost functions that mention ``rewind_soon``; '': outside of any."""
+    found = set()
+
+    def visit(node: ast.AST, function: str) -> None:
+        if isinstance(node, ast.FunctionDef):
+            function = node.name
+        if isinstance(node, ast.Attribute) and node.attr == "rewind_soon":
+            found.add(function)
+        for child in ast.iter_child_nodes(node):
+            visit(child, function)
+
+    visit(ast.parse(source), "")
+    return found
+
+
+def test_no_view_restarts_the_stream() -> None:
+    found = {p.name: names for p in MODULES if (names := restarts(p.read_text()))}
+    assert found == RESTARTS, "a view that lacks batches reads them by itself (catching_up.py)"
+
+
+def test_restart_rule_itself() -> None:
+    source = "class A:\n    def go(self):\n        def in_it():\n            self.rewind_soon()\nx = b.rewind_soon\n"
+    assert restarts(source) == {"in_it", ""}

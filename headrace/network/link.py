@@ -1,9 +1,9 @@
 """Coordinator's link to a worker: messages arrive in order, or the link is dead.
 
 A link has two exchanges of Arrow Flight: one for all messages, and one for the batches of units
-that lag, which so delay no other batch.  Files go over separate calls.  Once an exchange has failed,
-or the worker has sent no heartbeat for a while, the link is dead for good: every wait for it ends,
-and only a new link can continue.
+that lag, which so delay no other batch.  Files go over separate calls.  Once an exchange has
+failed, or the worker has sent no heartbeat for a while, the link is dead for good: every wait for
+it ends, and only a new link can continue.
 """
 
 from __future__ import annotations

@@ -98,8 +98,9 @@ class _CoalescedBatch:
 
 @dataclass(frozen=True, slots=True)
 class EngineCalls:
-    """The functions of the engine that the lagging views call."""
+    """The functions of the engine that the lagging views call, and the other workers."""
 
+    hosts: WorkerHandles
     on_engine: OnEngine
     """Callable from any thread but the engine's."""
     admit: Callable[[int, int], None]
@@ -121,11 +122,10 @@ class CatchingUp:
         taps: ChangeCapture,
         lateness: Lateness,
         watch: Watch,
-        hosts: WorkerHandles,
         calls: EngineCalls,
     ) -> None:
         self._state = state
-        self._hosts = hosts
+        self._hosts = calls.hosts
         self._intake = intake
         self._commits = commits
         self._taps = taps

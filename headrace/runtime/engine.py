@@ -128,8 +128,9 @@ class Engine:
             self.taps,
             self._lateness,
             self.watch,
-            self.hosts,
-            EngineCalls(self._on_engine, self._sink.admit, self.leaving.fail, self._poke),
+            EngineCalls(
+                self.hosts, self._on_engine, self._sink.admit, self.leaving.fail, self._poke
+            ),
         )
         go_on = self._catching_up.go_on
         self._healing: Final = Retries(state, self.leaving, go_on)

@@ -60,8 +60,8 @@ _LOOK_S: Final = 3.0
 """Seconds between reads of the catalog's entries on links."""
 _SENT_S: Final = 0.2
 """Seconds for which the engine waits for states to arrive on another machine."""
-_PATIENCE_S: Final = 1.0
-"""Seconds to wait for a worker's answer, unless its last answer was late."""
+_PATIENCE_S: Final = 0.05
+"""Seconds for which all views wait for a worker to join, unless its last answer was late."""
 
 
 @dataclass(slots=True)

@@ -22,7 +22,6 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -45,7 +44,6 @@ from headrace.network.messages import (
     AskRows,
     AskStats,
     Attach,
-    BatchDone,
     BeginBatch,
     Bye,
     Commits,
@@ -58,22 +56,19 @@ from headrace.network.messages import (
     Replan,
     Reply,
     TakeSnapshot,
-    UnitDiffs,
     UnitRecord,
     Work,
     WriteSnapshot,
 )
 from headrace.network.port import Ended, FlightPort, FlightSession
-from headrace.process.memory_reservations import GRANT_BYTES_MIN, Grants
 from headrace.runtime import positions
-from headrace.runtime.batches import Outcome, Processor
 from headrace.runtime.counted import numbers
 from headrace.runtime.crash_attribution import CrashAttribution
 from headrace.runtime.lagging_session import LaggingSession
 from headrace.runtime.positions import Meta, StateMark
-from headrace.runtime.row_transfer import GivenUp, Inbox, Latest, SentFrames
+from headrace.runtime.row_transfer import Inbox, Latest
 from headrace.runtime.snapshots import ReportedCheckpoints
-from headrace.runtime.views import Unit
+from headrace.runtime.worker_batches import Placed, WorkerBatches
 from headrace.state.opening import open_database
 
 _log = structlog.get_logger(__name__)
@@ -81,18 +76,6 @@ _log = structlog.get_logger(__name__)
 _TEND_S: Final = 0.005
 """Seconds between slices of the memory regulator's work when there is no batch."""
 _REST_S: Final = 1.0
-
-
-@dataclass(slots=True)
-class Placed(Unit):
-    """A unit that is placed here."""
-
-    owner: str = ""
-
-    @property
-    def session_owner(self) -> str:
-        """See ``View``."""
-        return f"owner {self.owner}"
 
 
 class WorkerService:
@@ -106,10 +89,12 @@ class WorkerService:
         self._db, _ = open_database(settings.state_dir, settings.memory.states, lambda _: None)
         self._suspects: Final = CrashAttribution(settings.run_dir)
         self._evaluators: Final = Pool(settings.eval_connections_max, turns_dir(settings))
-        self._processor, self._second = _processors(settings, self._suspects, self._evaluators)
+        self._units: dict[int, Placed] = {}
+        self._batches: Final = WorkerBatches(
+            self._settings, self._units, self._db, self._suspects, self._evaluators, self._ask
+        )
         self._lagging: LaggingSession | None = None
         """The exchange of the current session for units that lag."""
-        self._units: dict[int, Placed] = {}
         self._writing: Final = ThreadPoolExecutor(1, "headrace-host-checkpoint")
         self._snapshots: Final = ReportedCheckpoints(self._db, self._writing)
         self._answers: deque[Reply] = deque()
@@ -145,7 +130,7 @@ class WorkerService:
         self._inbox.close()
         with self._turn:
             self._closed = True
-            self._processor.close()
+            self._batches.close()
             self._writing.shutdown()
             self._evaluators.close()
             self._db.close()
@@ -172,7 +157,7 @@ class WorkerService:
             threading.Thread(target=self._work, args=(session, inbox), name="headrace-session"),
             threading.Thread(
                 target=_beat,
-                args=(session, ended, self._works),
+                args=(session, ended, self._batches.works),
                 name="headrace-beat",
             ),
         ]
@@ -242,7 +227,7 @@ class WorkerService:
                 case BeginBatch():
                     began = clock.monotonic()
                     self._commit(word.commits)
-                    self._batch(session, word, inbox, self._processor)
+                    self._batches.run(session, word, inbox)
                     worked_s = clock.monotonic() - began
                 case Greeting():
                     session.send(self._join(word, inbox))
@@ -266,10 +251,6 @@ class WorkerService:
             return self._db.regulate(worked_s)
         with lagging.resting() as resting:
             return resting and self._db.regulate(worked_s)
-
-    def _works(self) -> list[Work]:
-        """Return what units are working on; callable from any thread."""
-        return [*self._processor.works(), *self._second.works()]
 
     def _reset(self) -> None:
         """Forget everything in flight."""
@@ -306,10 +287,7 @@ class WorkerService:
             dsn = make_conninfo(self._settings.source, user=user, password=password)
             if dsn != self._settings.eval_dsn:
                 self._settings = self._settings.replace(eval_dsn=dsn)
-                self._processor.close()
-                self._processor, self._second = _processors(
-                    self._settings, self._suspects, self._evaluators
-                )
+                self._batches.log_in(self._settings)
         marks = positions.views(self._db)
         listed = {record.id for record in word.units}
         known = positions.get_lineage(self._db) == word.lineage
@@ -328,7 +306,7 @@ class WorkerService:
                 unit.restore(self._db.view(unit.id, mark.txid), mark)
         guilty = sorted(self._suspects.guilty & listed)
         self._suspects.stopped()
-        self._lagging = LaggingSession(word.session, self._beside, inbox.close)
+        self._lagging = LaggingSession(word.session, self._batches.run_lagging, inbox.close)
         found = {i: (m.txid, m.lsn, m.sink_txid) for i, m in marks.items() if i in listed}
         return Greeted(found, guilty, os.getpid())
 
@@ -337,19 +315,21 @@ class WorkerService:
             match word:
                 case Replan():
                     self._commit(word.commits)
-                    self._unit(word.unit).compute(plan.from_json(word.plan))
+                    self._batches.unit(word.unit).compute(plan.from_json(word.plan))
                     return Reply(word.call)
                 case Deploy():
                     return Reply(word.call, self._deploy(word))
                 case GoBack():
                     return Reply(word.call, self._back(word))
                 case AskClock():
-                    flow = self._unit(word.unit).flow(self._settings, self._evaluators)
+                    flow = self._batches.unit(word.unit).flow(self._settings, self._evaluators)
                     return Reply(word.call, _clock(flow, word))
                 case AskRows():
-                    return Reply(word.call, int(self._unit(word.unit).has_rows(word.sources)))
+                    return Reply(
+                        word.call, int(self._batches.unit(word.unit).has_rows(word.sources))
+                    )
                 case AskStats():
-                    found = numbers(self._unit(word.unit))
+                    found = numbers(self._batches.unit(word.unit))
                     return Reply(word.call, text=msgspec.json.encode(found).decode())
         except (HeadraceError, OSError) as error:
             return _failed(word.call, error)
@@ -404,82 +384,14 @@ class WorkerService:
     def _back(self, word: GoBack) -> int:
         self._commit(word.commits)
         self._finish_checkpoint()
-        unit = self._unit(word.unit)
+        unit = self._batches.unit(word.unit)
         unit.back(word.txid)
         return unit.processed
 
     def _commit(self, commits: Commits) -> None:
-        self._commit_units(commits)
+        self._batches.commit(commits)
         if commits:
             self._suspects.passed(max(txids[-1] for txids in commits.values()))
-
-    def _commit_units(self, commits: Commits) -> None:
-        for unit_id, txids in commits.items():
-            unit = self._units.get(unit_id)
-            if unit is None or unit.store is None:
-                continue
-            for txid in txids:
-                unit.commit(StateMark(txid, 0, 0))
-
-    def _unit(self, unit_id: int) -> Placed:
-        unit = self._units.get(unit_id)
-        if unit is None or unit.store is None:
-            raise BugError(f"unit {unit_id} is not placed here")
-        return unit
-
-    # --- batches
-
-    def _beside(self, session: FlightSession, word: BeginBatch, inbox: Inbox) -> None:
-        """Process a batch of units that lag; on their thread."""
-        self._commit_units(word.commits)
-        self._batch(session, word, inbox, self._second)
-
-    def _batch(
-        self, session: FlightSession, word: BeginBatch, inbox: Inbox, processor: Processor
-    ) -> None:
-        frames = SentFrames(word, inbox, self._ask)
-        trouble: HeadraceError | None = None
-        outcome = Outcome(frames)
-        try:
-            units = [self._behind(unit_id, word.first) for unit_id in word.units]
-            outcome = processor.run(units, frames)
-            for unit_id, error in outcome.failed.items():
-                outcome.failed[unit_id] = processor.blame(self._unit(unit_id), error, frames)
-        except GivenUp:
-            trouble = _given_up()
-        except HeadraceError as error:
-            trouble = error
-            try:
-                frames.rest()
-            except GivenUp:
-                trouble = _given_up()
-        for unit_id, diffs in outcome.diffs.items():
-            if unit_id not in outcome.failed and trouble is None:
-                session.send_rows(UnitDiffs(unit_id), diffs)
-        session.send(self._done(word, outcome, trouble))
-
-    def _behind(self, unit_id: int, first: int) -> Placed:
-        """Return a unit that has processed all txids before ``first``."""
-        unit = self._unit(unit_id)
-        if unit.processed != first - 1:
-            raise BugError(f"unit {unit_id} is at txid {unit.processed} when {first} comes")
-        return unit
-
-    def _done(self, word: BeginBatch, outcome: Outcome, trouble: HeadraceError | None) -> BatchDone:
-        return BatchDone(
-            word.txid,
-            word.attempt,
-            {unit_id: self._took_s(unit_id) for unit_id in sorted(outcome.touched)},
-            {unit_id: errors.to_wire(error) for unit_id, error in outcome.failed.items()},
-            None if trouble is None else errors.to_wire(trouble),
-            self._db.checkpoint_due,
-            self._db.crowded,
-            self._db.memory_bytes,
-        )
-
-    def _took_s(self, unit_id: int) -> float:
-        bound = self._units[unit_id].bound
-        return 0.0 if bound is None else bound.taken_s
 
     # --- checkpoints
 
@@ -490,7 +402,7 @@ class WorkerService:
         stores = []
         marks = {unit_id: StateMark(*mark) for unit_id, mark in word.marks.items()}
         for unit_id, mark in marks.items():
-            unit = self._unit(unit_id)
+            unit = self._batches.unit(unit_id)
             unit.commit(mark)
             positions.put_view(meta, unit_id, mark)
             stores.append((unit.here, mark.txid))
@@ -514,19 +426,6 @@ class WorkerService:
         """Finish the checkpoint under way, and give up a snapshot that is not to be written yet."""
         self._end_checkpoint(wait=True)
         self._snapshots.give_up()
-
-
-def _processors(
-    settings: Settings, suspects: CrashAttribution, evaluators: Pool
-) -> tuple[Processor, Processor]:
-    """Return two processors on one thread pool; the second one is for units that lag."""
-    grants = Grants(max(settings.memory.batches, GRANT_BYTES_MIN), GRANT_BYTES_MIN)
-    made = Processor(settings, suspects, _unaltered, evaluators, grants)
-    return made, Processor(settings, suspects, _unaltered, evaluators, grants, made.pool)
-
-
-def _given_up() -> Interrupted:
-    return Interrupted("the coordinator gave up the batch", sqlstate="57014")
 
 
 def _empty(folder: Path) -> None:
@@ -562,11 +461,6 @@ def _failed(call: int, error: BaseException) -> Reply:
         error = errors.StateDamaged(f"the view's staged state cannot be read: {error}")
     known = error if isinstance(error, HeadraceError) else BugError(repr(error))
     return Reply(call, error=errors.to_wire(known))
-
-
-def _unaltered(_: Sequence[Unit]) -> dict[int, HeadraceError]:
-    """Return nothing: the coordinator checks for altered definitions."""
-    return {}
 
 
 def _beat(session: FlightSession, ended: threading.Event, at: Callable[[], list[Work]]) -> None:

@@ -192,7 +192,7 @@ def _flood(made: FlightLink) -> None:
 
 
 def test_batches_of_units_that_lag_go_over_an_exchange_of_their_own(path: Path) -> None:
-    """The worker has no result for the other batch yet, and nobody waits for it."""
+    """The result of the other batch has not come, and no caller waits for it."""
 
     def answer(session: FlightSession, word: ToWorker) -> None:
         if isinstance(word, Greeting) or session.lagging:

@@ -1,0 +1,170 @@
+"""A worker's processing of batches, of units that lead and of units that lag."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from headrace import errors
+from headrace.config import Settings
+from headrace.errors import BugError, HeadraceError, Interrupted
+from headrace.expressions.pool import Pool
+from headrace.network.messages import (
+    AskStats,
+    BatchDone,
+    BeginBatch,
+    Commits,
+    Export,
+    UnitDiffs,
+    Work,
+    WriteSnapshot,
+)
+from headrace.network.port import FlightSession
+from headrace.process.memory_reservations import GRANT_BYTES_MIN, Grants
+from headrace.runtime.batches import Outcome, Processor
+from headrace.runtime.crash_attribution import CrashAttribution
+from headrace.runtime.positions import StateMark
+from headrace.runtime.row_transfer import GivenUp, Inbox, SentFrames
+from headrace.runtime.views import Unit
+from headrace.state.rocks import RocksDatabase
+
+
+@dataclass(slots=True)
+class Placed(Unit):
+    """A unit that is placed here."""
+
+    owner: str = ""
+
+    @property
+    def session_owner(self) -> str:
+        """See ``View``."""
+        return f"owner {self.owner}"
+
+
+class WorkerBatches:
+    """The batches of one worker; at most one of leading units and one of lagging units at a time.
+
+    No unit is in both.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        units: Mapping[int, Placed],
+        db: RocksDatabase,
+        suspects: CrashAttribution,
+        evaluators: Pool,
+        ask: Callable[[WriteSnapshot | AskStats | Export], None],
+    ) -> None:
+        """Create it for ``units``; ``ask`` handles other requests that come amid a batch."""
+        self._units = units
+        self._db = db
+        self._suspects = suspects
+        self._evaluators = evaluators
+        self._ask = ask
+        self._leading, self._lagging = self._processors(settings)
+
+    def _processors(self, settings: Settings) -> tuple[Processor, Processor]:
+        """Return two processors on one thread pool."""
+        grants = Grants(max(settings.memory.batches, GRANT_BYTES_MIN), GRANT_BYTES_MIN)
+        given = (settings, self._suspects, _unaltered, self._evaluators, grants)
+        leading = Processor(*given)
+        return leading, Processor(*given, leading.pool)
+
+    def log_in(self, settings: Settings) -> None:
+        """Evaluate expressions with the login in ``settings``.  REQUIRES: no batch runs."""
+        self.close()
+        self._leading, self._lagging = self._processors(settings)
+
+    def works(self) -> list[Work]:
+        """Return what units are working on; callable from any thread."""
+        return [*self._leading.works(), *self._lagging.works()]
+
+    def close(self) -> None:
+        """End the threads."""
+        self._leading.close()
+
+    def unit(self, unit_id: int) -> Placed:
+        """Return a unit that has its states here.
+
+        Raises:
+            BugError: there is none.
+        """
+        unit = self._units.get(unit_id)
+        if unit is None or unit.store is None:
+            raise BugError(f"unit {unit_id} is not placed here")
+        return unit
+
+    def commit(self, commits: Commits) -> None:
+        """Commit txids of units, on the thread that works on them."""
+        for unit_id, txids in commits.items():
+            unit = self._units.get(unit_id)
+            if unit is None or unit.store is None:
+                continue
+            for txid in txids:
+                unit.commit(StateMark(txid, 0, 0))
+
+    def run(self, session: FlightSession, word: BeginBatch, inbox: Inbox) -> None:
+        """Process a batch of leading units, and send the result."""
+        self._run(session, word, inbox, self._leading)
+
+    def run_lagging(self, session: FlightSession, word: BeginBatch, inbox: Inbox) -> None:
+        """Process a batch of units that lag, and send the result; on their thread."""
+        self.commit(word.commits)
+        self._run(session, word, inbox, self._lagging)
+
+    def _run(
+        self, session: FlightSession, word: BeginBatch, inbox: Inbox, processor: Processor
+    ) -> None:
+        frames = SentFrames(word, inbox, self._ask)
+        trouble: HeadraceError | None = None
+        outcome = Outcome(frames)
+        try:
+            units = [self._behind(unit_id, word.first) for unit_id in word.units]
+            outcome = processor.run(units, frames)
+            for unit_id, error in outcome.failed.items():
+                outcome.failed[unit_id] = processor.blame(self.unit(unit_id), error, frames)
+        except GivenUp:
+            trouble = _given_up()
+        except HeadraceError as error:
+            trouble = error
+            try:
+                frames.rest()
+            except GivenUp:
+                trouble = _given_up()
+        for unit_id, diffs in outcome.diffs.items():
+            if unit_id not in outcome.failed and trouble is None:
+                session.send_rows(UnitDiffs(unit_id), diffs)
+        session.send(self._done(word, outcome, trouble))
+
+    def _behind(self, unit_id: int, first: int) -> Placed:
+        """Return a unit that has processed all txids before ``first``."""
+        unit = self.unit(unit_id)
+        if unit.processed != first - 1:
+            raise BugError(f"unit {unit_id} is at txid {unit.processed} when {first} comes")
+        return unit
+
+    def _done(self, word: BeginBatch, outcome: Outcome, trouble: HeadraceError | None) -> BatchDone:
+        return BatchDone(
+            word.txid,
+            word.attempt,
+            {unit_id: self._took_s(unit_id) for unit_id in sorted(outcome.touched)},
+            {unit_id: errors.to_wire(error) for unit_id, error in outcome.failed.items()},
+            None if trouble is None else errors.to_wire(trouble),
+            self._db.checkpoint_due,
+            self._db.crowded,
+            self._db.memory_bytes,
+        )
+
+    def _took_s(self, unit_id: int) -> float:
+        bound = self._units[unit_id].bound
+        return 0.0 if bound is None else bound.taken_s
+
+
+def _given_up() -> Interrupted:
+    return Interrupted("the coordinator gave up the batch", sqlstate="57014")
+
+
+def _unaltered(_: Sequence[Unit]) -> dict[int, HeadraceError]:
+    """Return nothing: the coordinator checks for altered definitions."""
+    return {}
