@@ -191,7 +191,8 @@ class Settings:
     disk again when they are needed; 0: a quarter of ``memory_bytes``."""
     wal_retention: str = "local"
     """Where changes that a paused or blocked view has not read are kept: ``source``, as WAL on the
-    server's disk; ``local``, in a queue in the data dir (up to half of ``queue_bytes_max``)."""
+    server's disk; ``local``, in a queue in the data dir (up to half of ``queue_bytes_max``). To
+    read WAL again, a view needs a free replication slot and WAL sender for a while."""
     queue_block_bytes: int = 131_072
     """Bytes of the blocks by which queues grow; a multiple of the memory page size."""
     lock_timeout_ms: int = 2_000

@@ -215,7 +215,7 @@ class IntakeLog:
         try:
             queue = storage.make(f"{_PREFIX}{mark.number}")
         except (NoRoom, OSError) as error:
-            self._fill(txid, error.message)
+            self._fill(txid, str(error))
             return
         queue.begin_after(txid)
         queue.open(self.READER, txid)
