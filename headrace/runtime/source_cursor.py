@@ -1,10 +1,10 @@
 """A cursor at the source: reads recorded batches that the intake log lacks once more from there.
 
-Such a view lacks batches from before the log began (``wal_retention = source``), or from a time when
-the log was full.  All these views share one copied stream (``copied_stream.py``).  It begins where
-the furthest of them stands, and the others join when it comes by.  It ends where the log begins, or
-where the last view leads again.  If a view comes that is even further back, the stream begins anew
-there, so none waits for a view that stands before it for ever.
+Such a view lacks batches from before the log began (``wal_retention = source``), or from a time
+when the log was full.  All these views share one copied stream (``copied_stream.py``).  It begins
+where the furthest of them stands, and the others join when it comes by.  It ends where the log
+begins, or where the last view leads again.  If a view comes that is even further back, the stream
+begins anew there.  So the furthest view always reads, and none waits for ever.
 
 The views wait, and no other view notices, while a copy cannot be made: the server has no free slot
 or WAL sender, or cannot be reached.

@@ -245,7 +245,7 @@ class WorkerService:
                     raise BugError(f"{word!r} outside of a batch")
 
     def _regulate(self, worked_s: float) -> bool:
-        """Let the memory regulator work, unless a lagging unit is at work; return whether it did."""
+        """Let the memory regulator work if no lagging unit does; return whether it did."""
         lagging = self._lagging
         if lagging is None:
             return self._db.regulate(worked_s)
