@@ -304,8 +304,9 @@ class Load:
 Rows = list[tuple[Any, ...]]
 _PROGRESS = """
     SELECT v.view_name, p.view_id, p.epoch, p.txid,
-           -- Its first rows may be ahead of the batch that the others are at.
-           CASE WHEN p.lsn = v.start_lsn THEN 0 ELSE p.lsn - '0/0'::pg_lsn END
+           -- Its first rows may be ahead of the batch that the others are at, until that batch
+           -- has passed the position of the snapshot from which the view was populated.
+           CASE WHEN p.lsn <= v.start_lsn THEN 0 ELSE p.lsn - '0/0'::pg_lsn END
       FROM headrace.progress p JOIN headrace.views v ON v.id = p.view_id
 """
 
