@@ -78,7 +78,8 @@ class SourceCursors:
     @property
     def due(self) -> float:
         """When to call ``seek`` again at the latest, on the monotonic clock."""
-        return self._retry_at if self._failures and self._cursor is None else math.inf
+        waits = self._cursor is None and self._retry_at > clock.monotonic()
+        return self._retry_at if waits else math.inf
 
     def seek(self, lacking: Sequence[int], end: int) -> None:
         """Read on from the least of ``lacking``, as far as the log does not have the batches.
