@@ -24,7 +24,8 @@ exclusive:
   table is locked goes back, and reads the output later, up to any txid.
 
 Views on other workers lag likewise: their batches go over an exchange of their own.  A slow group
-with views that read the clock leads, because time passes for it without batches.
+with such views leads, because their link may be slow, and one thread serves all lagging views.  So
+does one with views that read the clock, because time passes for them without batches.
 """
 
 from __future__ import annotations
@@ -486,7 +487,7 @@ class CatchingUp:
         live = [view for view in state.views.values() if view.live]
         others = {view.commit_group for view in live} - lagging.groups - {group}
         mine = [view for view in live if view.commit_group == group]
-        return bool(others) and not any(v.temporal or v.parts for v in mine)
+        return bool(others) and not any(v.temporal or v.placed or v.parts for v in mine)
 
     def _set_lagging(self, group: str, took_s: float, slowest: str) -> None:
         """Let a group lag from the next batch on.
@@ -519,7 +520,7 @@ class CatchingUp:
             lagging.views |= {view.id for view in views}
             self._refuse()
         for view in views:
-            if view.commit_group in lagging.groups and (view.temporal or view.parts):
+            if view.commit_group in lagging.groups and (view.temporal or view.placed or view.parts):
                 lagging.views |= {v.id for v in views if v.commit_group == view.commit_group}
                 lagging.groups.discard(view.commit_group)
 
