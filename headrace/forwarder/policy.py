@@ -23,6 +23,8 @@ _AT_ONCE: Final = 64
 """Maximum number of batches per step of read-ahead, so that processing gets its turn."""
 _COALESCED_BYTES: Final = 4 << 20
 """Maximum bytes of a coalesced batch, except for a single txid; commands wait for its end."""
+_COALESCED_REMOTE_BYTES: Final = 1 << 18
+"""The same if it goes to another worker, whose link may be slow."""
 _COALESCED_TXIDS: Final = 1_000
 _SLOW_TIMES: Final = 2
 """Number of batches of which a group takes most, within ``_WITHIN_S``, that move it."""
@@ -108,15 +110,18 @@ def may_read_ahead(moved: int, *, has_room: bool, reads_clock: bool) -> bool:
 # --- batches of the views that lag
 
 
-def last_coalesced(after: int, end: int, bytes_after: Callable[[int], int]) -> int:
+def last_coalesced(
+    after: int, end: int, bytes_after: Callable[[int], int], *, remote: bool = False
+) -> int:
     """Return the last txid of a coalesced batch after ``after``: the next one, or up to ``end``.
 
-    ``bytes_after``: bytes in the log after a txid.
+    ``bytes_after``: bytes in the log after a txid.  ``remote``: it goes to another worker.
     """
+    bytes_max = _COALESCED_REMOTE_BYTES if remote else _COALESCED_BYTES
     low, high = after + 1, min(end, after + _COALESCED_TXIDS)
     while low < high:
         middle = (low + high + 1) // 2
-        if bytes_after(after) - bytes_after(middle) <= _COALESCED_BYTES:
+        if bytes_after(after) - bytes_after(middle) <= bytes_max:
             low = middle
         else:
             high = middle - 1

@@ -263,10 +263,11 @@ class CatchingUp:
         needed = [s for s in shared if s.processed == at or s.id in needed_now]
         end = min([reach[at], *(txid for txid in behind if txid > at)])
         end = self._last(taking, needed, at + 1, end)
-        last = self._cursors.bounded(at, end)
-        cursor = self._cursors.at(at, end)
         units = [*taking, *(s for s in needed if s.processed == at)]
-        remote = self._hosts.batch([unit for unit in units if unit.placed], lagging=True)
+        placed = [unit for unit in units if unit.placed]
+        last = self._cursors.bounded(at, end, remote=bool(placed))
+        cursor = self._cursors.at(at, end)
+        remote = self._hosts.batch(placed, lagging=True)
         now = clock.monotonic()
         return _CoalescedBatch(at + 1, last, taking, needed, units, remote, cursor, now)
 

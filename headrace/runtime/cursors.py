@@ -55,10 +55,13 @@ class Cursors:
             at: min(end, self._source.reach(at) if at in lacking else log.last) for at in positions
         }
 
-    def bounded(self, at: int, end: int) -> int:
-        """Return the last txid, up to ``end``, of a batch after ``at`` of a bounded size."""
+    def bounded(self, at: int, end: int, *, remote: bool) -> int:
+        """Return the last txid, up to ``end``, of a batch after ``at`` of a bounded size.
+
+        ``remote``: it goes to another worker.
+        """
         if self._logged(at, end):
-            return policy.last_coalesced(at, end, self._state.retained.bytes_after)
+            return policy.last_coalesced(at, end, self._state.retained.bytes_after, remote=remote)
         return policy.last_coalesced(at, end, _none)  # few batches of a copied stream wait
 
     def at(self, at: int, end: int) -> Cursor:
