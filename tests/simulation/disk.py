@@ -1,4 +1,4 @@
-"""The disk of a run: what is left of the data directory after a kill or a power failure.
+"""The disk of a run: the rest of the data directory after a kill or a power failure.
 
 Files are real.  A killed process leaves them as they are, for the kernel has all its writes.  A
 power failure leaves what was synced, and any part of what was written since: any pages of the
@@ -19,9 +19,9 @@ from typing import Any, Final
 import pytest
 
 from headrace.errors import TransientError
+from headrace.process import durable
 from headrace.runtime import positions
 from headrace.state.disk import Disk as StateDisk
-from headrace.storage import manager
 from headrace.storage.manager import Storage
 
 DISK_FULL: Final = "the disk is full"
@@ -99,7 +99,7 @@ class Disk:
         patch.setattr(StateDisk, "_sync", state)
         patch.setattr(Storage, "sync", queues)
         patch.setattr(Storage, "_write_names", names)
-        patch.setattr(manager, "durable", _Durable(manager.durable))
+        patch.setattr("headrace.storage.manager.durable", _Durable(durable))
         patch.setattr("os.fsync", lambda _: None)
         patch.setattr("os.fdatasync", lambda _: None)
 
@@ -133,7 +133,7 @@ class Disk:
     # --- crashes
 
     def crash(self, chance: random.Random, found: StateDisk | None, *, power: bool) -> None:
-        """Continue with what is left of the data directory; ``found``: its open database."""
+        """Continue with the rest of the data directory; ``found``: its open database."""
         if found is not None:
             found._db.cancel_all_background(True)  # so that all files are of one point in time
         self._number += 1
@@ -148,9 +148,7 @@ class Disk:
 
     def _fail(self, after: Path, chance: random.Random) -> None:
         state, queues = after / "state", after / "queues"
-        shutil.copytree(
-            self.path, after, ignore=shutil.ignore_patterns("state", "queues", "spool")
-        )
+        shutil.copytree(self.path, after, ignore=shutil.ignore_patterns("state", "queues", "spool"))
         if self._state.sizes:
             state.mkdir()
             for name, size in self._state.sizes.items():
@@ -169,7 +167,8 @@ class Disk:
             elif path.exists():
                 with path.open("rb") as file:
                     now = file.read(_FRONTS if name == "fronts" else -1)
-                (queues / name).write_bytes(_torn(synced, now, chance))
+                # Blocks are released before the new front is known to be on the disk.
+                (queues / name).write_bytes(now if name == "fronts" else _torn(synced, now, chance))
 
     def _take_as_synced(self) -> None:
         """Take the files that are left as synced: nothing of them is lost by the next crash."""

@@ -1,4 +1,4 @@
-"""The tables of the source, the views over them, and what each view must show at each position."""
+"""The tables of the source, the views over them, and the rows of each view at each position."""
 
 from __future__ import annotations
 
@@ -66,9 +66,7 @@ def views() -> list[ViewModel]:
         ),
         (Field("k", INT4), Field("c", INT8), Field("s", INT8)),
     )
-    large = plan.FilterSpec(
-        "f", "a", (plans.native(">", plans.col(1), plans.number(1)),), a.schema
-    )
+    large = plan.FilterSpec("f", "a", (plans.native(">", plans.col(1), plans.number(1)),), a.schema)
     by_key = plans.join("on_k", a, b, (1,), (1,))
     by_id = plans.join("on_id", a, b, (0,), (0,))
     per_key = plan.ReduceSpec(
@@ -115,10 +113,7 @@ def _large(a: Source, b: Source) -> Rows:
 
 def _by_key(a: Source, b: Source) -> Rows:
     return Counter(
-        _text(i, k, v, j, m, w)
-        for i, (k, v) in a.items()
-        for j, (m, w) in b.items()
-        if k == m
+        _text(i, k, v, j, m, w) for i, (k, v) in a.items() for j, (m, w) in b.items() if k == m
     )
 
 

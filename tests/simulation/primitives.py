@@ -36,7 +36,7 @@ class Lock:
         self._depth = 0
         self._waiting: list[Task] = []
 
-    def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:  # noqa: FBT001, FBT002
+    def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
         scheduler = self._scheduler
         if not scheduler.inside:
             return True  # a finalizer after the run
@@ -297,7 +297,7 @@ class Executor:
             else:
                 future.set_result(result)
 
-    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:  # noqa: FBT001, FBT002
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         with self._changed:
             self._closed = True
             if cancel_futures:
@@ -367,6 +367,6 @@ def installed(scheduler: Scheduler) -> Iterator[pytest.MonkeyPatch]:
                     if value is real:
                         patch.setattr(module, attribute, simulated)
         patch.setattr(clock, "monotonic", scheduler.clock)
-        patch.setattr(clock, "sleep", scheduler.sleep)
+        patch.setattr(clock, "sleep", scheduler.stand)
         patch.setattr("headrace.process.bounds.time", _Time(scheduler))
         yield patch

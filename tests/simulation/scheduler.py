@@ -192,7 +192,7 @@ class Scheduler:
             if self.random.random() < probability:
                 self._switch()
 
-    def sleep(self, seconds: float) -> None:
+    def stand(self, seconds: float) -> None:
         """Let this task stand still for some virtual time."""
         self.block(self.now + max(seconds, 0.0))
 
@@ -233,7 +233,7 @@ class Scheduler:
     def reap(self, process: Process) -> None:
         """Wait until no task of a dead process is left."""
         while any(task.process is process for task in self._tasks):
-            self.sleep(0.001)
+            self.stand(0.001)
 
     def alive(self, process: Process) -> bool:
         """Return whether a process has tasks."""

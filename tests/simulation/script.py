@@ -71,8 +71,8 @@ class Script:
         """Commit some transactions."""
         for _ in range(self._chance.choice((1, 3, 10, 25))):
             self._commit()
-            self._sleep(self._chance.choice((0.0, 0.001, 0.02)))
-        self._sleep(self._chance.choice((0.0, 0.05, 1.5)))
+            self._let_pass(self._chance.choice((0.0, 0.001, 0.02)))
+        self._let_pass(self._chance.choice((0.0, 0.05, 1.5)))
 
     def _commit(self) -> None:
         server, scheduler = self._world.server, self._world.scheduler
@@ -82,8 +82,8 @@ class Script:
         for receiver in server.streams:
             receiver.tell()
 
-    def _sleep(self, seconds: float) -> None:
-        self._world.scheduler.sleep(seconds * self._chance.random())
+    def _let_pass(self, seconds: float) -> None:
+        self._world.scheduler.stand(seconds * self._chance.random())
 
     # --- troubles
 
@@ -102,13 +102,13 @@ class Script:
         """Break the replication connection."""
         for receiver in list(self._world.server.streams):
             receiver.sever()
-        self._sleep(1.0)
+        self._let_pass(1.0)
 
     def break_sink(self) -> None:
         """Break a connection while batches are written."""
         for _ in range(4):
             self._commit()
-        self._sleep(0.05)
+        self._let_pass(0.05)
         connections = self._world.server.connections
         writing = [c for c in connections if c.committing] or connections
         if writing:
@@ -121,7 +121,7 @@ class Script:
         self.break_stream()
         for connection in list(server.connections):
             server.lose(connection)
-        self._sleep(3.0)
+        self._let_pass(3.0)
         server.reachable = True
 
     def lock(self) -> None:
@@ -131,7 +131,7 @@ class Script:
         self._others_go_on(view_id)
         self._world.server.locked.discard(view_id)
         if self._chance.random() < 0.5:
-            self._sleep(2.0)
+            self._let_pass(2.0)
 
     def pause(self) -> None:
         """Pause a view; all other views go on."""
@@ -152,7 +152,7 @@ class Script:
                 self._paused.discard(view_id)
             else:
                 world.check_alive()
-                world.scheduler.sleep(1.0)
+                world.scheduler.stand(1.0)
 
     def slow_down(self) -> None:
         """Let a view need much time for its rows."""
@@ -160,7 +160,7 @@ class Script:
         self._world.slow[view_id] = 0.2
         for _ in range(6):
             self._commit()
-            self._sleep(0.4)
+            self._let_pass(0.4)
         self._world.slow.pop(view_id)
 
     def refuse(self) -> None:
@@ -178,13 +178,13 @@ class Script:
         """Let a batch in flight be processed again."""
         for _ in range(3):
             self._commit()
-        self._sleep(0.02)
+        self._let_pass(0.02)
 
         def fail(engine: object) -> None:
-            flights = self._world.engine.state.pipeline.flights()  # type: ignore[union-attr]
+            flights = self._world.engine.state.pipeline.flights()
             if flights:
                 txid = self._chance.choice(flights).txid
-                self._world.engine.fail_batch(txid, None)  # type: ignore[union-attr]
+                self._world.engine.fail_batch(txid, None)
 
         self._world.command(fail, quiet=False)
 
@@ -200,11 +200,11 @@ class Script:
         world = self._world
         for _ in range(self._chance.choice((1, 5))):
             self._commit()
-            self._sleep(0.05)
-        self._sleep(0.5)
+            self._let_pass(0.05)
+        self._let_pass(0.5)
         if self._chance.random() < 0.5:
             return
-        world.scheduler.sleep(_QUIET_S)
+        world.scheduler.stand(_QUIET_S)
         self._commit()
         others = [
             i

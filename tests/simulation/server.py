@@ -33,7 +33,7 @@ from tests.simulation.model import History, Row, Rows, ViewModel
 from tests.simulation.scheduler import Scheduler
 
 _WRITE: Final = b"simulated write"
-_LOCKED: Final = re.compile(r'LOCK TABLE (.*) IN ROW EXCLUSIVE MODE NOWAIT')
+_LOCKED: Final = re.compile(r"LOCK TABLE (.*) IN ROW EXCLUSIVE MODE NOWAIT")
 _NAMES: Final = re.compile(r'ONLY ("public"\.)?"?(\w+)"?')
 _LOOK_S: Final = 0.01
 _NOTICED_S: Final = 2.0
@@ -121,7 +121,7 @@ class Server:
         Raises:
             TransientError: the server cannot be reached.
         """
-        self.scheduler.sleep(self.delay())
+        self.scheduler.stand(self.delay())
         if not self.reachable:
             raise errors.TransientError("the server cannot be reached", sqlstate="08006")
         made = Connection(self, Session(next(self._pids), name))
@@ -209,7 +209,7 @@ class Server:
             while self._rows.get(view_id, session) is not session:
                 if self.scheduler.now >= until:
                     raise psycopg.errors.LockNotAvailable("a row is locked")
-                self.scheduler.sleep(_LOOK_S)
+                self.scheduler.stand(_LOOK_S)
                 if not session.open:
                     raise psycopg.OperationalError("the connection is lost")
             self._rows[view_id] = session
@@ -421,7 +421,7 @@ class Connection:
         if not self.lost:
             self.waiting = scheduler.current
             try:
-                scheduler.sleep(self.server.delay())
+                scheduler.stand(self.server.delay())
             finally:
                 self.waiting = None
         if not self.lost and not self.session.open:
@@ -520,7 +520,7 @@ class Writer:
                 if server.scheduler.now >= until:
                     server.stumbled.add(target.view_id)
                     raise errors.SinkBlocked(f"result table {target.shown} is locked")
-                server.scheduler.sleep(_LOOK_S)
+                server.scheduler.stand(_LOOK_S)
                 if connection.lost:
                     raise psycopg.OperationalError("the connection is lost")
             left = server.refusing.get(target.view_id, 0)

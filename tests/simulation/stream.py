@@ -1,6 +1,7 @@
 """The replication connection of a run: stands in for ``forwarder.receiver.Receiver``.
 
-It starts where the slot or the engine says, whichever is later, and describes each table once.
+It starts at the position of the slot or of the engine, the later of both, and describes each table
+once.
 Transactions arrive after a while, in pieces.  Keepalives and confirmations are late or lost.  The
 connection may break between any two messages.
 """
@@ -48,7 +49,7 @@ class Receiver:
         self.received = start_lsn
         self.streamed: Final = (0, 0)
         self.broken = False
-        scheduler.sleep(server.delay())
+        scheduler.stand(server.delay())
         if not server.reachable:
             raise TransientError("the server cannot be reached", sqlstate="08006")
         if server.confirmed > start_lsn:

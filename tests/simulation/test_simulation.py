@@ -7,8 +7,12 @@ import pytest
 from tests.simulation import world as worlds
 from tests.simulation.script import Script
 
+SEEDS = 1_000
+QUICK = 50
+"""Seeds of ``make test``."""
 
-def run(seed: int | str) -> worlds.World:
+
+def run(seed: int) -> worlds.World:
     with worlds.made(seed) as world:
         try:
             world.scheduler.run(Script(world).run)
@@ -18,6 +22,15 @@ def run(seed: int | str) -> worlds.World:
     return world
 
 
-@pytest.mark.parametrize("seed", range(50))
+@pytest.mark.parametrize(
+    "seed",
+    [pytest.param(n, marks=[pytest.mark.slow] if n >= QUICK else []) for n in range(SEEDS)],
+)
 def test_seed(seed):
     run(seed)
+
+
+def test_seed_repeats_its_run():
+    first, second = run(7), run(7)
+    assert first.scheduler.trace.digest() == second.scheduler.trace.digest()
+    assert first.kills

@@ -28,7 +28,7 @@ from headrace.postgres.numbering import Observation, StreamAttribute, VisibleXid
 from headrace.postgres.slot import SlotState
 from headrace.process import faults
 from headrace.runtime import engine as engines
-from headrace.runtime import ownership, positions, result_tables
+from headrace.runtime import ownership, positions, replay, result_tables
 from headrace.runtime.engine import Engine
 from headrace.runtime.views import View
 from headrace.runtime.watch import Watch
@@ -36,7 +36,7 @@ from headrace.sql.status import Status
 from headrace.sql.views import WorkedView
 from headrace.state import layout
 from headrace.state.disk import Disk as StateDisk
-from headrace.types import format_lsn
+from headrace.types import Lsn, format_lsn
 from tests.simulation import model, primitives, server, stream
 from tests.simulation.disk import DISK_FULL, Disk
 from tests.simulation.scheduler import Process, Scheduler
@@ -67,7 +67,7 @@ class World:
         self._power = False
         self._boots = 0
         self._seen: Final[dict[int, tuple[int, int]]] = {}
-        self._patch = patch
+        self.patch: Final = patch
         self._settings = Settings(
             source="dbname=simulation",
             data_dir=self.disk.path,
@@ -99,8 +99,10 @@ class World:
 
     def put_in_place(self) -> None:
         """Let the package use the simulated server and disk."""
-        patch, found = self._patch, self.server
+        patch, found = self.patch, self.server
         self.disk.watch(patch)
+        # A run has few batches: let views lag after a restart that lack fewer than usual.
+        patch.setattr(replay, "_NEAR_TXIDS", self.chance.choice((0, replay._NEAR_TXIDS)))
 
         def connected(settings: Settings, name: str, *_: Any, **__: Any) -> server.Connection:
             made = found.connect(name)
@@ -109,7 +111,7 @@ class World:
 
         def slot(conn: server.Connection, *_: Any) -> SlotState:
             conn.execute("SELECT 1")
-            return SlotState(found.confirmed, found.confirmed, None, "reserved")
+            return SlotState(Lsn(found.confirmed), Lsn(found.confirmed), None, "reserved")
 
         for module in (ownership, importlib.import_module("headrace.runtime.link")):
             patch.setattr(module, "connected", connected)
@@ -138,17 +140,23 @@ class World:
         self, conn: server.Connection, view_id: int | None = None, *, some: Any = None
     ) -> list[WorkedView]:
         conn.execute("SELECT 1")
-        out = []
-        for row in self.server.views.values():
-            if view_id in (None, row.model.id) and (some is None or row.status in some):
-                out.append(
-                    WorkedView(
-                        row.model.id, "public", row.model.name, 5_000 + row.model.id,
-                        plan.to_json(row.model.plan), {}, format_lsn(self.server.start_lsn),
-                        Status(row.status), {"commit_group": row.model.group}, "owner", {},
-                    )
-                )  # fmt: skip
-        return out
+        return [
+            WorkedView(
+                row.model.id,
+                "public",
+                row.model.name,
+                5_000 + row.model.id,
+                plan.to_json(row.model.plan),
+                {},
+                format_lsn(self.server.start_lsn),
+                Status(row.status),
+                {"commit_group": row.model.group},
+                "owner",
+                {},
+            )
+            for row in self.server.views.values()
+            if view_id in (None, row.model.id) and (some is None or row.status in some)
+        ]
 
     def _lost_slot(self, *_: Any) -> None:
         error = self.engine.state.error if self.engine is not None else None
@@ -162,7 +170,7 @@ class World:
         seconds = self.slow.get(unit_id, 0.0)
         if seconds:
             self.scheduler.current.cpu_s += seconds
-            self.scheduler.sleep(seconds)
+            self.scheduler.stand(seconds)
 
     # --- the engine's process
 
@@ -184,7 +192,7 @@ class World:
         process.kill_in = self.chance.randrange(1, within)
         until = self.scheduler.now + 5.0
         while not process.dead and self.scheduler.now < until:
-            self.scheduler.sleep(0.01)
+            self.scheduler.stand(0.01)
         if not process.dead and process.error is None:
             self._die(process)
         if process.error is not None:
@@ -201,9 +209,7 @@ class World:
         self.kills += 1
         scheduler.note(f"{process.name} dies, power {self._power}")
         opened = self.engine.state.opened if self.engine is not None else None
-        self.disk.crash(
-            self.chance, opened.disk if opened is not None else None, power=self._power
-        )
+        self.disk.crash(self.chance, opened.disk if opened is not None else None, power=self._power)
         for connection in [c for c in found.connections if c.process is process]:
             found.lose(connection)
         for receiver in [r for r in found.streams if r.process is process]:
@@ -232,7 +238,7 @@ class World:
         engine.stop()
         until = self.scheduler.now + SETTLED_S
         while self.scheduler.alive(process):
-            self.scheduler.sleep(0.05)
+            self.scheduler.stand(0.05)
             if self.scheduler.now > until:
                 self.scheduler.fail("the engine does not stop:\n" + self.scheduler.stacks())
         if process.error is not None:
@@ -281,9 +287,7 @@ class World:
         for view_id, row in moves.items():
             txid, lsn = self._seen.get(view_id, (0, 0))
             if row.txid <= txid or row.lsn < lsn:
-                scheduler.fail(
-                    f"view {view_id} goes from {txid}, {lsn} to {row.txid}, {row.lsn}"
-                )
+                scheduler.fail(f"view {view_id} goes from {txid}, {lsn} to {row.txid}, {row.lsn}")
             self._seen[view_id] = row.txid, row.lsn
             self._compare(view_id)
         if session.open and session.name == "headrace sink":
@@ -327,7 +331,9 @@ class World:
 
     def _confirms(self, lsn: int) -> None:
         if lsn > max(self.disk.confirmed, self.server.start_lsn):
-            self.scheduler.fail(f"{lsn} is confirmed; the checkpoint on disk says {self.disk.confirmed}")
+            self.scheduler.fail(
+                f"{lsn} is confirmed; the checkpoint on disk says {self.disk.confirmed}"
+            )
 
     def _before_sync(self, found: StateDisk) -> None:
         """Check that the result tables have what a checkpoint is about to promise."""
@@ -356,7 +362,7 @@ class World:
         """
         until = self.scheduler.now + within_s
         while not all(map(self.shows, views)):
-            self.scheduler.sleep(0.05)
+            self.scheduler.stand(0.05)
             self.check_alive()
             if self.scheduler.now > until:
                 late = [view_id for view_id in views if not self.shows(view_id)]
@@ -367,7 +373,7 @@ class World:
         until = self.scheduler.now + SETTLED_S
         ids = [view.id for view in self.models]
         while any(self.server.views[i].status != "running" for i in ids):
-            self.scheduler.sleep(0.1)
+            self.scheduler.stand(0.1)
             self.check_alive()
             if self.scheduler.now > until:
                 self.scheduler.fail(f"views do not run again\n{self.describe()}")
@@ -463,4 +469,3 @@ def report(world: World, seed: int | str) -> str:
     lines = world.scheduler.log[-_SHOWN_EVENTS:]
     command = f"pytest -n0 'tests/simulation/test_simulation.py::test_seed[{seed}]'"
     return "\n".join([*lines, f"Repeat it with: {command}"])
-
