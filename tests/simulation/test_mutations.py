@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from headrace.runtime.coordinator import Coordinator
 from headrace.runtime.durability import Durability
 from headrace.runtime.intake_log import IntakeLog
 from headrace.runtime.jobs import Jobs
@@ -38,18 +37,6 @@ def never_admit_again(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(SinkThread, "admit", lambda *_: None)
 
 
-def forget_the_attempt(patch: pytest.MonkeyPatch) -> None:
-    """Take every answer for one of the present attempt."""
-    find = Coordinator._find
-
-    def any_attempt(this: Coordinator, txid: int, attempt: int):
-        flight = this._active.get(txid)
-        return find(this, txid, flight.attempt if flight is not None else attempt)
-
-    patch.setattr(Coordinator, "_find", any_attempt)
-    patch.setattr(Coordinator, "_next_attempt", lambda *_: 0)
-
-
 def commit_after_a_failure(patch: pytest.MonkeyPatch) -> None:
     """Hand out the next job though the one before has failed."""
 
@@ -71,7 +58,6 @@ MUTATIONS = [
     confirm_before_the_checkpoint,
     never_sync_the_log,
     never_admit_again,
-    forget_the_attempt,
     commit_after_a_failure,
     skip_a_batch_in_the_log,
 ]
