@@ -64,7 +64,7 @@ MUTATIONS = [
 
 
 def find(mutation, seeds) -> tuple[int, str] | None:
-    """Return the first seed that finds a mutation, and what it says."""
+    """Return the first seed that finds a mutation, and its error."""
     for seed in seeds:
         with worlds.made(seed) as world:
             mutation(world.patch)
