@@ -442,7 +442,8 @@ class Engine:
         except (TransientError, psycopg.Error) as error:
             _log.warning("stopped amid trouble", reason=str(error))
             self._let_go()
-        self.durability.finish()
+        if self.running.is_set():  # else the views, and what they need, are not known
+            self.durability.finish()
         self.rewind_soon()
 
     def _close(self) -> None:

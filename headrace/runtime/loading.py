@@ -75,8 +75,13 @@ class Loading:
                 if view_id in state.suspects.guilty:
                     self._leaving.fail(view, state.suspects.error())
                     continue
-                with state.suspects.during(view_id, LOADING):
-                    self._restore(view, marks.get(view_id), listed.values())
+                try:
+                    with state.suspects.during(view_id, LOADING):
+                        self._restore(view, marks.get(view_id), listed.values())
+                except BaseException:
+                    # The disk may be full: the next call restores the view from the beginning.
+                    state.views.pop(view_id, None)
+                    raise
         self._collect_garbage(conn, marks)
         owned = [v for v in state.views.values() if v.owned and state.missing(v) is None]
         for view in state.owner.take_over(owned):

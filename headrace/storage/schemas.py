@@ -78,7 +78,8 @@ class Schemas:
         while at + _HEAD.size <= len(data):
             count, told = _HEAD.unpack_from(data, at)
             body = data[at + _HEAD.size : at + _HEAD.size + count]
-            if len(body) < count or crc32c.crc32c(body) != told:
+            # After a power failure the file may end with zeros, and zero is the sum of no bytes.
+            if not count or len(body) < count or crc32c.crc32c(body) != told:
                 break
             self._add(body)
             at += _HEAD.size + count

@@ -603,3 +603,15 @@ def test_what_comes_back_from_the_disk_is_checked(small: Storage) -> None:
     with pytest.raises(Damaged):
         sent(queue, 21)
     assert sent(queue, 20) == [20]
+
+
+def test_file_of_schemas_that_ends_with_zeros(tmp_path):
+    """After a power failure, the end of a file may be zeros that were never written."""
+    made = Storage(tmp_path / "queues", 256 * BLOCK_BYTES)
+    made.make("q").put(Header(Kind.DIFFS, 1, 0, 1), pa.record_batch({"a": pa.array([1])}))
+    made.close()
+    with (tmp_path / "queues" / "schemas").open("ab") as file:
+        file.write(bytes(100))
+    again = Storage(tmp_path / "queues", 256 * BLOCK_BYTES)
+    assert len(again._schemas) == 1
+    again.close()

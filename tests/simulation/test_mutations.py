@@ -1,0 +1,82 @@
+"""Invariants of the engine that are broken on purpose: the simulation must find each."""
+
+from __future__ import annotations
+
+import pytest
+
+from headrace.runtime.durability import Durability
+from headrace.runtime.intake_log import IntakeLog
+from headrace.runtime.jobs import Jobs
+from headrace.runtime.writing import SinkThread
+from headrace.storage.manager import Storage
+from tests.simulation import world as worlds
+from tests.simulation.script import Script
+
+SEEDS_MAX = 40
+"""Seeds within which each mutation must be found."""
+
+
+def confirm_before_the_checkpoint(patch: pytest.MonkeyPatch) -> None:
+    """Confirm what is committed, without waiting for the checkpoint that holds it."""
+    begin = Durability.begin
+
+    def eager(this: Durability) -> None:
+        begin(this)
+        this._state.confirmed = max(this._state.confirmed, this._state.checkpoints.confirming)
+
+    patch.setattr(Durability, "begin", eager)
+
+
+def never_sync_the_log(patch: pytest.MonkeyPatch) -> None:
+    """Write checkpoints without the log that they rely on."""
+    patch.setattr(Storage, "sync", lambda _: None)
+
+
+def never_admit_again(patch: pytest.MonkeyPatch) -> None:
+    """Leave a view that goes on out of the sink's jobs."""
+    patch.setattr(SinkThread, "admit", lambda *_: None)
+
+
+def commit_after_a_failure(patch: pytest.MonkeyPatch) -> None:
+    """Hand out the next job though the one before has failed."""
+
+    def failed(this: Jobs, error: Exception) -> None:
+        with this._changed:
+            this._writing = False
+            this._changed.notify_all()
+
+    patch.setattr(Jobs, "failed", failed)
+
+
+def skip_a_batch_in_the_log(patch: pytest.MonkeyPatch) -> None:
+    """Forget batches that a view still needs."""
+    keep_after = IntakeLog.keep_after
+    patch.setattr(IntakeLog, "keep_after", lambda this, db, txid: keep_after(this, db, this.last))
+
+
+MUTATIONS = [
+    confirm_before_the_checkpoint,
+    never_sync_the_log,
+    never_admit_again,
+    commit_after_a_failure,
+    skip_a_batch_in_the_log,
+]
+
+
+def find(mutation, seeds) -> tuple[int, str] | None:
+    """Return the first seed that finds a mutation, and its error."""
+    for seed in seeds:
+        with worlds.made(seed) as world:
+            mutation(world.patch)
+            try:
+                world.scheduler.run(Script(world).run)
+            except Exception as error:  # noqa: BLE001  any error is a find
+                return seed, repr(error)
+    return None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda m: m.__name__)
+def test_mutation(mutation):
+    found = find(mutation, range(SEEDS_MAX))
+    assert found is not None, f"no seed of {SEEDS_MAX} finds it"
