@@ -39,8 +39,8 @@ _LOOK_S: Final = 0.01
 _NOTICED_S: Final = 2.0
 """Longest time until the server notices that a client is gone."""
 _QUIET: Final = (
-    *(states._SAY_KEPT, states._UNSAY_KEPT, states._END_OVERLOAD),
-    *(states._TELL_LATE, states._END_LATE, history._BEGUN),
+    *(states._SAY_KEPT, states._UNSAY_KEPT, states._END_NOTE),
+    *(states._TELL_LATE, states._END_LATE, states._TELL_WAITING, history._BEGUN),
 )
 
 

@@ -39,6 +39,8 @@ class Receiver:
     ) -> None:
         scheduler = self._scheduler = server.scheduler
         self._server = server
+        self._copied: Final = bool(origin.copied_from)
+        """Whether it reads a copy of the slot, whose position is its own."""
         self._on_confirm = on_confirm
         self._on_keepalive = on_keepalive
         self._changed = Condition(scheduler)
@@ -116,9 +118,10 @@ class Receiver:
         scheduler, chance = self._scheduler, self._scheduler.random
         if self.broken:
             raise psycopg.OperationalError("the stream broke")
-        self._on_confirm(confirmed)
         later = scheduler.now + chance.choice((0.001, 0.01, 0.5)) * chance.random()
-        scheduler.call_at(later, functools.partial(self._confirm, confirmed))
+        if not self._copied:
+            self._on_confirm(confirmed)
+            scheduler.call_at(later, functools.partial(self._confirm, confirmed))
         if ask and chance.random() < 0.8:
             self._keepalives.append((later, chance.random() < 0.02))
             scheduler.call_at(later, self._poke)

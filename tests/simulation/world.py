@@ -129,6 +129,9 @@ class World:
         patch.setattr(result_tables.ResultTables, "poll", _poll)
         receiver = functools.partial(stream.Receiver, found, self._confirms)
         patch.setattr("headrace.forwarder.stream.Receiver", receiver)
+        patch.setattr("headrace.runtime.copied_stream.Receiver", receiver)
+        patch.setattr("headrace.runtime.copied_stream._exhausted", lambda _, error: error)
+        patch.setattr("headrace.runtime.copied_stream.secrets.token_hex", lambda _: "copy")
         patch.setattr(faults, "point", self._pass_point)
         patch.setattr(faults, "rows", self._take_rows)
         # A generator of their own: libraries may draw numbers when they are imported.
