@@ -1,0 +1,253 @@
+"""The batching policy, by properties of its decisions; no clock, no engine, no server."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headrace.forwarder import policy
+from headrace.forwarder.policy import CheckpointLimits, Meeting, Stay
+
+NOW = st.floats(0.0, 1e6)
+SECONDS = st.floats(0.0, 100.0)
+FLAG = st.booleans()
+LIMITS = st.builds(CheckpointLimits, st.integers(1, 100), SECONDS, SECONDS)
+FACTS = {"owed": FLAG, "large": FLAG, "crowded": FLAG, "ahead": FLAG}
+
+
+# --- batches of the views that lead
+
+
+@given(NOW, SECONDS, SECONDS, st.floats(0.0, math.inf), SECONDS, SECONDS)
+def test_more_latency_never_means_smaller_batches(opened, interval, worked, rested, one, other):
+    less, more = sorted((one, other))
+    ends = [
+        policy.closes_at(opened, interval, rested, policy.gather_s(latency), pressed=False)
+        for latency in (less, more)
+    ]
+    assert ends == sorted(ends)
+    # Half of the latency is left to process the batch.
+    assert ends[1] <= opened + max(interval, more / 2)
+
+
+@given(NOW, SECONDS, SECONDS, SECONDS, SECONDS)
+def test_longer_work_never_means_smaller_batches(opened, interval, gather, one, other):
+    rested = [policy.rested_at(opened, worked) for worked in sorted((one, other))]
+    ends = [policy.closes_at(opened, interval, at, gather, pressed=False) for at in rested]
+    assert opened <= ends[0] <= ends[1] <= opened + max(interval, gather)
+    # The engine rests for a part of the time that it works, so that it can keep up.
+    assert rested[1] - opened <= max(one, other)
+
+
+@given(NOW, SECONDS, st.floats(0.0, math.inf), SECONDS)
+def test_a_pressed_batch_is_taken_at_once(opened, interval, rested, gather):
+    assert policy.closes_at(opened, interval, rested, gather, pressed=True) <= opened
+
+
+@given(NOW, SECONDS)
+def test_a_batch_that_finds_the_engine_rested_does_not_gather(opened, interval):
+    assert policy.closes_at(opened, interval, opened, 0.0, pressed=False) == opened
+
+
+@given(SECONDS, st.floats(0.0, 1.0), FLAG, FLAG)
+def test_no_batch_waits_longer_than_for_the_next_duty(due_s, meeting_s, full, held):
+    waits = policy.waits_s(due_s, meeting_s, full=full, held=held)
+    assert (waits is None) == (not (full or held or meeting_s))
+    if waits is not None:
+        assert 0.0 <= waits <= due_s
+        assert not meeting_s or waits <= meeting_s
+
+
+@given(st.integers(0, 1_000), st.integers(1, 1_000), FLAG)
+def test_a_batch_is_complete_from_the_limit_of_rows_on(messages, rows_max, alone):
+    now, later = (policy.is_complete(n, rows_max, alone=alone) for n in (messages, messages + 1))
+    assert now == (alone or messages >= rows_max)
+    assert later >= now
+
+
+@given(st.integers(0, 1_000), st.integers(0, 1_000), FLAG)
+def test_batches_move_to_the_log_before_the_stream_must_wait(buffered, bytes_max, takeable):
+    full = policy.is_full(buffered, bytes_max, takeable=takeable)
+    assert full == (takeable and buffered > bytes_max)
+    assert policy.is_crowded(buffered, bytes_max) >= full
+    assert policy.is_crowded(buffered + 1, bytes_max) >= policy.is_crowded(buffered, bytes_max)
+    assert not policy.is_crowded(bytes_max // 2, bytes_max)
+
+
+@given(FLAG, FLAG)
+def test_read_ahead_takes_turns_and_stops_for_views_that_read_the_clock(has_room, reads_clock):
+    goes_on = [
+        policy.may_read_ahead(n, has_room=has_room, reads_clock=reads_clock) for n in range(1_000)
+    ]
+    assert goes_on == sorted(goes_on, reverse=True)
+    assert goes_on[0] == (has_room and not reads_clock)
+    assert not goes_on[-1]
+
+
+# --- batches of the views that lag
+
+
+@given(st.lists(st.integers(0, 6 << 20), min_size=1, max_size=60), st.data())
+def test_a_coalesced_batch_is_as_large_as_its_bytes_allow(sizes, data):
+    after = data.draw(st.integers(0, len(sizes) - 1))
+    end = data.draw(st.integers(after + 1, len(sizes)))
+    asked = []
+
+    def bytes_after(txid: int) -> int:
+        asked.append(txid)
+        return sum(sizes[txid:])
+
+    last = policy.last_coalesced(after, end, bytes_after)
+    assert after < last <= end
+    # Only a batch of a single txid may be larger.
+    assert last == after + 1 or sum(sizes[after:last]) <= policy._COALESCED_BYTES
+    assert last == end or sum(sizes[after : last + 1]) > policy._COALESCED_BYTES
+    assert after + 1 < end or not asked, "nothing is to be decided"
+
+
+@given(st.integers(0, 1 << 40), st.integers(1, 1 << 40))
+def test_a_coalesced_batch_has_a_limited_number_of_txids(after, waiting):
+    last = policy.last_coalesced(after, after + waiting, lambda _: 0)
+    assert last - after == min(waiting, policy._COALESCED_TXIDS)
+
+
+@given(
+    st.dictionaries(st.sampled_from("abcde"), st.integers(0, 100)), st.integers(1, 100), st.data()
+)
+def test_a_slow_group_takes_most_of_a_batch(seconds, limit_s, data):
+    slow = policy.slow_group(seconds, limit_s)
+    most = {g for g, took in seconds.items() if took >= 2 * (sum(seconds.values()) - took)}
+    assert ({slow} - {None}) == {g for g in most if seconds[g] >= limit_s}
+    if slow is not None:
+        longer = seconds | {slow: seconds[slow] + data.draw(st.integers(0, 100))}
+        assert policy.slow_group(longer, limit_s) == slow, "more load does not make it fast"
+
+
+@given(st.lists(st.tuples(st.floats(0.0, 200.0), FLAG), max_size=60))
+def test_a_single_slow_batch_moves_no_group(batches):
+    """As the engine counts: a group lags after its second slow batch in a window."""
+    since, now, times, slow_at = 0.0, 0.0, 0, []
+    for passed, slow in batches:
+        now += passed
+        if policy.counts_anew(since, now):
+            since, times = now, 0
+        times += slow
+        slow_at += [now] * slow
+        if slow and policy.must_lag(times):
+            assert len(slow_at) >= 2
+            assert slow_at[-1] - slow_at[-2] <= policy._WITHIN_S
+            times = 0
+
+
+@given(st.lists(st.tuples(st.floats(0.0, 5_000.0), st.lists(SECONDS, max_size=3)), max_size=20))
+def test_a_lagging_group_that_is_fast_returns_after_its_stay(visits):
+    """Each stay is longer than the one before, but none is longer than an hour."""
+    stay, now, lengths = None, 0.0, []
+    for fast_s, slow_again in visits:
+        stay = Stay.begin(stay, now)
+        for passed in slow_again:
+            now += passed
+            stay = stay.begin_again(now)
+        assert stay.until == now + stay.seconds
+        lengths.append(stay.seconds)
+        now = stay.until + fast_s
+    assert lengths == sorted(lengths)
+    assert all(30.0 <= s <= 3_600.0 for s in lengths)
+    assert lengths[7:] == [3_600.0] * len(lengths[7:])
+
+
+@given(NOW)
+def test_a_log_without_room_is_tried_again(now):
+    assert now < policy.refused_until(now) <= now + 3_600.0
+
+
+STEPS = st.lists(
+    st.tuples(
+        st.floats(0.0, 3.0),
+        st.sampled_from([0, 3, 8, 9, 1_000, math.inf]),
+        st.sampled_from([False, False, False, True]),
+    ),
+    max_size=200,
+)
+
+
+@given(STEPS)
+def test_new_batches_wait_for_at_most_a_tenth_of_the_time(steps):
+    """Also if a view is about to lead again and again, and whatever the engine does meanwhile."""
+    meeting, now, waited, first = Meeting(), 0.0, 0.0, None
+    for passed, lacks, met in steps:
+        begun = meeting
+        meeting, wait_s = meeting.at(now, lacks, 4)
+        assert 0.0 <= wait_s <= 1.0
+        assert not wait_s or lacks <= 8, "it waits for no view that is far behind"
+        if meeting.until > begun.until:  # another wait begins
+            first = now if first is None else first
+            assert waited <= (now - first) / 10 + 1e-6
+        if met:
+            meeting = meeting.met()
+        elif wait_s:
+            waited += min(passed, wait_s)
+        now += min(passed, wait_s) if wait_s else passed
+
+
+@given(st.floats(0.0, 100.0), st.integers(0, 8), st.integers(1, 12))
+def test_new_batches_wait_longer_until_the_view_leads(start, lacks, times):
+    meeting, waits = Meeting(), []
+    now = start
+    meeting, wait_s = meeting.at(now, lacks, 4)
+    assert wait_s == 0.0, "at first it may come without that"
+    for _ in range(times):
+        now = max(now + 0.15, meeting.again)
+        meeting, wait_s = meeting.at(now, lacks, 4)
+        waits.append(wait_s)
+        again, rest_s = meeting.at(now + wait_s / 2, lacks, 4)
+        assert again == meeting
+        assert rest_s == pytest.approx(wait_s / 2, abs=1e-6)
+        assert meeting.at(now + wait_s, lacks, 4) == (meeting, 0.0)
+    assert waits == [min(0.1 * 2**n, 1.0) for n in range(times)]
+    assert meeting.met().at(meeting.again, lacks, 4)[1] == 0.1, "a success makes it short again"
+    gone, _ = meeting.at(meeting.again, math.inf, 4)
+    assert gone.at(meeting.again, lacks, 4)[1] == 0.0, "it lingers first, again"
+
+
+# --- checkpoints
+
+
+@given(LIMITS, NOW, st.integers(0, 200), st.fixed_dictionaries(FACTS), st.sampled_from([*FACTS]))
+def test_more_to_save_never_means_a_later_checkpoint(limits, last, pending, facts, more):
+    limits = replace(limits, idle_s=max(limits.interval_s, limits.idle_s))
+    due = limits.due(last, pending, **facts)
+    assert limits.due(last, pending + 1, **facts) <= due
+    assert limits.due(last, pending, **(facts | {more: True})) <= due
+
+
+@given(LIMITS, NOW, st.integers(0, 200), st.fixed_dictionaries(FACTS))
+def test_a_checkpoint_is_due_within_its_interval_or_not_at_all(limits, last, pending, facts):
+    due = limits.due(last, pending, **facts)
+    idle = not (pending or facts["owed"] or facts["crowded"])
+    assert (due == math.inf) == (idle and not facts["ahead"])
+    assert idle or last <= due <= last + limits.interval_s
+    assert due in {last, last + limits.interval_s, last + limits.idle_s, math.inf}
+    if pending >= limits.txids or facts["owed"]:
+        assert due == last
+    if idle and facts["ahead"]:
+        assert due == last + limits.idle_s
+
+
+@given(LIMITS, st.integers(0, 2_000))
+def test_batches_go_on_while_a_few_checkpoints_fail(limits, pending):
+    assert limits.missing(pending) == (pending >= 8 * limits.txids)
+    assert limits.missing(pending + 1) >= limits.missing(pending)
+
+
+@given(st.floats(0.2, 100.0))
+def test_no_pause_after_failures_is_unbounded(longest_s):
+    pauses = [policy.backoff_s(n, longest_s) for n in (*range(100), 10_000)]
+    assert pauses[0] == 0.2
+    assert all(a <= b <= min(2 * a, longest_s) for a, b in itertools.pairwise(pauses[:100]))
+    assert pauses[-1] == longest_s
