@@ -328,13 +328,15 @@ def _exhausted(dsn: str, error: TransientError) -> TransientError:
     assert row is not None, "a SELECT without FROM has one row"
     slots, senders, sending = row
     if error.code == _NO_SLOT:
-        what, name, value = "replication slot", "max_replication_slots", slots
+        name, value = "max_replication_slots", slots
+        message = f"no replication slot is free for a view that catches up: {name} = {value}"
     elif sending >= senders:
-        what, name, value = "WAL sender", "max_wal_senders", senders
+        name, value = "max_wal_senders", senders
+        message = f"no WAL sender is free for a view that catches up: {name} = {value}"
     else:
         return error
     return TransientError(
-        f"no {what} is free for a view that catches up: {name} = {value}",
+        message,
         detail=error.message,
         hint=f"Free one, or set {name} to {value + 1} or more and restart Postgres.",
         sqlstate=_NO_SLOT,

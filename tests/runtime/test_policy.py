@@ -178,7 +178,7 @@ STEPS = st.lists(
 
 @given(STEPS)
 def test_new_batches_wait_for_at_most_a_tenth_of_the_time(steps):
-    """Also if a view is about to lead again and again, and whatever the engine does meanwhile."""
+    """This also holds if a view is about to lead again and again, and if the engine does other work."""
     meeting, now, waited, first = Meeting(), 0.0, 0.0, None
     for passed, lacks, met in steps:
         begun = meeting
