@@ -32,6 +32,7 @@ ENV_SETTINGS: Final = "HEADRACE_SETTINGS"
 
 MEMORY_BYTES_MIN: Final = 64 << 20
 """With less, the engine would only move states between memory and disk."""
+AUTO: Final = "auto"
 _TRUE: Final = frozenset(("1", "true", "on", "yes"))
 _FALSE: Final = frozenset(("0", "false", "off", "no"))
 _SECRETS: Final = ("password", "sslpassword", "oauth_client_secret")
@@ -205,6 +206,9 @@ class Settings:
     wal_budget_bytes: int = 10_737_418_240
     """Bytes that may be kept for a blocked or paused view before it is given up, in the source's
     WAL or here (``wal_retention``); 0: no limit."""
+    executors: str = "auto"
+    """Processes that may compute views, the main one included: a number, or ``auto``, as many as
+    there are cores. Further ones are started under lasting overload, and end when it is gone."""
     worker_lost_s: int = 600
     """Seconds out of reach after which another worker is considered lost for good, and its
     views are populated again elsewhere; 0: never automatically."""
@@ -319,6 +323,11 @@ class Settings:
             raise UserError('setting "otlp_endpoint" must begin with http:// or https://')
 
     def _check_words(self) -> None:
+        if self.executors != AUTO and not re.fullmatch("[1-9][0-9]{0,2}", self.executors):
+            raise UserError(
+                f'setting "executors" cannot be "{self.executors}"',
+                hint="It may be auto, or a number from 1 to 999.",
+            )
         for where in (self.listen, self.worker_listen):
             address(where)
         for where in filter(None, (self.http, self.worker_address)):
@@ -367,6 +376,15 @@ class Settings:
     def workers_dir(self) -> Path:
         """Parent of the directories of the other workers."""
         return self.data_dir / _WORKERS
+
+    @property
+    def executors_max(self) -> int:
+        """Processes that may compute views, the main one included."""
+        if self.executors != AUTO:
+            return int(self.executors)
+        # Containers and taskset restrict the cores of a process.
+        affinity = getattr(os, "sched_getaffinity", None)
+        return len(affinity(0)) if affinity is not None else os.cpu_count() or 1
 
     def of_worker(self, name: str) -> Self:
         """Return another worker's settings: its own data directory, the shared staging one."""

@@ -27,6 +27,7 @@ from headrace import events
 from headrace.config import Settings
 from headrace.errors import HeadraceError, QueryCancelled, TransientError, UndefinedError
 from headrace.planner import limits
+from headrace.planner.placement.executors import Verdict
 from headrace.population import snapshot as snapshots
 from headrace.population import staging
 from headrace.population.context import JobContext
@@ -44,6 +45,7 @@ from headrace.views import (
     check,
     create,
     drop,
+    executors,
     explain,
     history,
     indexes,
@@ -196,7 +198,12 @@ class Builder:
     def handlers(self) -> dict[str, rpc.Handler]:
         """Handlers by method name."""
         verbs = {name: self._handler(VERBS[name], act) for name, act in DOES.items()}
-        own = {"holds": self._holds, "check": self._check, "nodes": self._nodes}
+        own = {
+            "holds": self._holds,
+            "check": self._check,
+            "nodes": self._nodes,
+            "adjust": self._adjust,
+        }
         return {**verbs, **own}
 
     @property
@@ -314,6 +321,13 @@ class Builder:
                 return workers.extra_processes(conn)
 
         return await self._run(work, progress)
+
+    async def _adjust(self, params: dict[str, Any], progress: rpc.Progress) -> Any:
+        """Move views to executors, or home (``executors.adjust``)."""
+        verdict, count_max = Verdict(params["verdict"]), int(params["count_max"])
+        return await self._run(
+            lambda job: executors.adjust(self._context, job, verdict, count_max), progress
+        )
 
     async def _check(self, params: dict[str, Any], progress: rpc.Progress) -> Any:
         return {"jobs": sorted(job.name for job in self._jobs), "spark": self._spark.status}
