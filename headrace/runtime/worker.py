@@ -352,7 +352,16 @@ def _telling_of_view(engine: Engine, tell: Callable[[EngineState, int], Any]) ->
 
 
 def _load(engine: Engine) -> rpc.Handler:
+    """Return a handler that tells the load; it is told how many executors run, for the memory."""
+    beside = 0
+
     async def handle(params: dict[str, Any], _: Progress) -> dict[str, Any]:
+        nonlocal beside
+        count, state = int(_need(params, "executors")), engine.state
+        if count != beside:
+            bytes_max = state.settings.states_beside(count)
+            engine.submit(lambda: state.db.limit(bytes_max))
+            beside = count
         return {
             "pid": os.getpid(),
             "overloaded": engine.processing_limits,

@@ -92,7 +92,9 @@ class Executors:
 
     async def _reading(self, names: list[str]) -> Reading:
         async with asyncio.timeout(_ASK_S):
-            load = await (await self._supervisor.worker.peer()).call("load", {})
+            load = await (await self._supervisor.worker.peer()).call(
+                "load", {"executors": len(names)}
+            )
             told = [load]
             for name in names:
                 child = self._supervisor.others[name]

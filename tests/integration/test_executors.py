@@ -45,11 +45,14 @@ class Server:
         self.executors = Executors(prepared, self.commander._supervisor)
         self.now = 0.0
         self.load = CALM
+        self.read = self.executors._reading
         monkeypatch.setattr(self.executors, "_reading", self._reading)
         # The test itself has it look.
         monkeypatch.setattr(self.commander._executors, "start", lambda: None)
 
     async def _reading(self, names: list[str]) -> Reading:
+        told = await self.read(names)
+        assert told.all_cpu >= told.main_cpu >= 0
         return Reading(self.now, *self.load)
 
     async def passes(self, load: tuple[bool, float, float], seconds: float) -> None:
@@ -71,7 +74,7 @@ def change(conn: psycopg.Connection, rng: random.Random) -> None:
         for _ in range(40):
             key = rng.randrange(1, 700)
             conn.execute(
-                f"INSERT INTO {table} VALUES (%s, %s, %s) ON CONFLICT (id)"  # noqa: S608
+                f"INSERT INTO {table} VALUES (%s, %s, %s) ON CONFLICT (id)"
                 " DO UPDATE SET g = EXCLUDED.g, x = EXCLUDED.x",
                 (key, rng.randrange(50), rng.randrange(1000)),
             )
@@ -80,6 +83,12 @@ def change(conn: psycopg.Connection, rng: random.Random) -> None:
 def listed(conn: psycopg.Connection) -> dict[str, tuple]:
     rows = conn.execute("SELECT worker, state, pid, views, cpu_s, moved FROM headrace.workers()")
     return {name: row for name, *row in rows.fetchall()}
+
+
+def limit(conn: psycopg.Connection) -> int:
+    """Return the limit of the main process's states in memory."""
+    rows = conn.execute("SELECT limit_bytes FROM headrace.memory() WHERE part = 'states'")
+    return int(rows.fetchone()[0])
 
 
 def check(conn: psycopg.Connection) -> None:
@@ -110,6 +119,7 @@ def test_views_move_under_load_and_come_home(database, tmp_path, monkeypatch):
             return conn
 
         conn = await asyncio.to_thread(begin)
+        whole = await asyncio.to_thread(limit, conn)
         await server.passes(BUSY, 10)
         assert (await asyncio.to_thread(listed, conn)).keys() == {"main"}
         await server.passes(BUSY, 20)
@@ -131,9 +141,11 @@ def test_views_move_under_load_and_come_home(database, tmp_path, monkeypatch):
             change(conn, rng)
             os.kill(pid, signal.SIGKILL)
             change(conn, rng)
+            wait_until(lambda: limit(conn) == whole // 2, "half of the memory")
             wait_until(lambda: listed(conn)["headrace_1"][1] not in (None, pid), "a new process")
             check(conn)
 
+        await server.passes(BUSY, 0)
         await asyncio.to_thread(kill)
         await server.passes(BUSY, 60)  # there are as many processes as may be
         assert (await asyncio.to_thread(listed, conn)).keys() == {"main", "headrace_1"}
@@ -145,6 +157,8 @@ def test_views_move_under_load_and_come_home(database, tmp_path, monkeypatch):
         assert {name: row[2] for name, row in found.items()} == {"main": 2}
         with pytest.raises(ProcessLookupError):
             os.kill(again, 0)
+        await server.passes(CALM, 0)
+        await asyncio.to_thread(wait_until, lambda: limit(conn) == whole, "all of the memory")
         await asyncio.to_thread(change, conn, rng)
         await asyncio.to_thread(check, conn)
         assert await asyncio.to_thread(
