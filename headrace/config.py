@@ -377,29 +377,6 @@ class Settings:
         """Parent of the directories of the other workers."""
         return self.data_dir / _WORKERS
 
-    @property
-    def executors_max(self) -> int:
-        """Processes that may compute views, the main one included."""
-        if self.executors != AUTO:
-            return int(self.executors)
-        # Containers and taskset restrict the cores of a process.
-        affinity = getattr(os, "sched_getaffinity", None)
-        return len(affinity(0)) if affinity is not None else os.cpu_count() or 1
-
-    def of_executor(self, name: str) -> Self:
-        """Return the settings of an executor: as ``of_worker``, with its share of the memory."""
-        count = self.executors_max
-        return self.of_worker(name).replace(
-            memory_bytes=max(self.memory_bytes // count, MEMORY_BYTES_MIN),
-            state_memory_bytes=self.memory.states // count,
-            batch_memory_bytes=self.memory.batches // count,
-        )
-
-    def states_beside(self, executors: int) -> int:
-        """Return the bytes of the main process's states while ``executors`` run beside it."""
-        count = self.executors_max
-        return self.memory.states * max(count - executors, 1) // count
-
     def of_worker(self, name: str) -> Self:
         """Return another worker's settings: its own data directory, the shared staging one."""
         return self.replace(

@@ -76,7 +76,7 @@ class JobContext:
     """Views that were moved to an executor since this process began, by ID: executor, and when and
     why."""
     staying: dict[int, float] = field(default_factory=dict)
-    """Views that could not be moved to an executor or home, with the monotonic time of the next try."""
+    """Views that could not be moved to an executor or home, with the time of the next try."""
     live: dict[int, Job] = field(default_factory=dict)
     """The running population jobs, by view ID."""
 

@@ -24,7 +24,7 @@ import structlog
 from headrace import events
 from headrace.config import Settings
 from headrace.errors import QueryCancelled, UserError
-from headrace.process import entry, imports, parent, rpc, tasks
+from headrace.process import entry, imports, parent, rpc, shares, tasks
 from headrace.process.rpc import Progress
 from headrace.runtime import activity, insight, measures, operators
 from headrace.runtime.engine import Engine
@@ -359,7 +359,7 @@ def _load(engine: Engine) -> rpc.Handler:
         nonlocal beside
         count, state = int(_need(params, "executors")), engine.state
         if count != beside:
-            bytes_max = state.settings.states_beside(count)
+            bytes_max = shares.states_beside(state.settings, count)
             engine.submit(lambda: state.db.limit(bytes_max))
             beside = count
         return {

@@ -12,8 +12,8 @@ import structlog
 from headrace import clock
 from headrace.config import Settings
 from headrace.errors import HeadraceError
-from headrace.planner.placement.executors import LoadHistory, Reading, Verdict
-from headrace.process import tasks
+from headrace.process import shares, tasks
+from headrace.server.load_history import LoadHistory, Reading, Verdict
 from headrace.server.supervisor import Supervisor
 from headrace.sql import nodes
 
@@ -33,7 +33,7 @@ class Executors:
         rest: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         """Take ``now`` and ``rest``, the clock that the history of the load goes by."""
-        self._most = settings.executors_max - 1
+        self._most = shares.processes_max(settings) - 1
         self._supervisor = supervisor
         self._now = now
         self._rest = rest
@@ -82,8 +82,7 @@ class Executors:
 
     async def _adjust(self, verdict: Verdict) -> dict[str, Any]:
         builder = await self._supervisor.builder.peer()
-        params = {"verdict": verdict.value, "count_max": self._most}
-        answer: dict[str, Any] = await builder.call("adjust", params)
+        answer: dict[str, Any] = await builder.call(verdict.value, {"count_max": self._most})
         if "others" in answer:
             slow = await self._supervisor.see(answer["others"])
             if slow is not None:

@@ -27,7 +27,6 @@ from headrace import events
 from headrace.config import Settings
 from headrace.errors import HeadraceError, QueryCancelled, TransientError, UndefinedError
 from headrace.planner import limits
-from headrace.planner.placement.executors import Verdict
 from headrace.population import snapshot as snapshots
 from headrace.population import staging
 from headrace.population.context import JobContext
@@ -202,7 +201,8 @@ class Builder:
             "holds": self._holds,
             "check": self._check,
             "nodes": self._nodes,
-            "adjust": self._adjust,
+            "spread": self._spread,
+            "gather": self._gather,
         }
         return {**verbs, **own}
 
@@ -322,12 +322,14 @@ class Builder:
 
         return await self._run(work, progress)
 
-    async def _adjust(self, params: dict[str, Any], progress: rpc.Progress) -> Any:
-        """Move views to executors, or home (``executors.adjust``)."""
-        verdict, count_max = Verdict(params["verdict"]), int(params["count_max"])
-        return await self._run(
-            lambda job: executors.adjust(self._context, job, verdict, count_max), progress
-        )
+    async def _spread(self, params: dict[str, Any], progress: rpc.Progress) -> Any:
+        """Move views to executors (``executors.spread``)."""
+        most = int(params["count_max"])
+        return await self._run(lambda job: executors.spread(self._context, job, most), progress)
+
+    async def _gather(self, params: dict[str, Any], progress: rpc.Progress) -> Any:
+        """Move views home (``executors.gather``)."""
+        return await self._run(lambda job: executors.gather(self._context, job), progress)
 
     async def _check(self, params: dict[str, Any], progress: rpc.Progress) -> Any:
         return {"jobs": sorted(job.name for job in self._jobs), "spark": self._spark.status}

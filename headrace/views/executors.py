@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any, Final
 
+import psycopg
 import structlog
 
 from headrace import clock
 from headrace.errors import HeadraceError, QueryCancelled
 from headrace.planner.placement.balance import ViewMove, balanced
-from headrace.planner.placement.executors import Verdict
 from headrace.population.context import JobContext
 from headrace.population.job import Job
 from headrace.postgres.connect import Connection
@@ -30,28 +30,38 @@ _STAYS_S: Final = 600.0
 _log = structlog.get_logger(__name__)
 
 
-def adjust(context: JobContext, job: Job, verdict: Verdict, count_max: int) -> dict[str, Any]:
-    """Move views to executors, or home; return ``others`` if processes have to start or end.
+def spread(context: JobContext, job: Job, count_max: int) -> dict[str, Any]:
+    """Move the costliest views from ``main`` to executors.
 
-    ``count_max``: limit of executors.  A new executor gets views in the next call with ``spread``,
-    when its process is up.
+    ``count_max``: limit of executors.  If one more is needed, it is added, and the answer has its
+    name (``added``) and the processes that have to run (``others``); views move there in the next
+    call, when its process is up.
 
     Raises:
         TransientError: the source cannot be reached.
     """
     with job.connection(context.settings.source, what="builder") as conn:
-        mine = [n.name for n in nodes.listed(conn) if nodes.is_executor(n.name)]
-        if verdict is Verdict.GATHER and not mine:
-            return {}
+        mine = _listed(conn)
         known = movable(context, job, conn, (Status.RUNNING,))
-        if verdict is Verdict.SPREAD:
-            new = _added(context, conn, known, mine, count_max)
-            if new is not None:
-                return {"others": workers.extra_processes(conn), "added": new}
-    if verdict is Verdict.SPREAD:
-        for move in _spread(known, mine, _staying(context)):
-            _move(context, job, known, move)
-        return {}
+        new = _added(context, conn, known, mine, count_max)
+        if new is not None:
+            return {"others": workers.extra_processes(conn), "added": new}
+    for move in _spread(known, mine, _staying(context)):
+        _move(context, job, known, move)
+    return {}
+
+
+def gather(context: JobContext, job: Job) -> dict[str, Any]:
+    """Move all views of executors home; remove those that are empty then.
+
+    The answer has the processes that have to run (``others``).
+
+    Raises:
+        TransientError: the source cannot be reached.
+    """
+    with job.connection(context.settings.source, what="builder") as conn:
+        mine = _listed(conn)
+        known = movable(context, job, conn, (Status.RUNNING,))
     staying = _staying(context)
     for load in known.loads:
         if load.worker in mine and load.view not in staying:
@@ -59,10 +69,17 @@ def adjust(context: JobContext, job: Job, verdict: Verdict, count_max: int) -> d
     with job.connection(context.settings.source, what="builder") as conn:
         for name in mine:
             with conn.transaction():
-                if not nodes.placed(conn, name):
-                    nodes.delete(conn, name)
-                    _log.info("executor removed", worker=name)
+                # A view that is placed there meanwhile waits for the row's lock, and finds it gone.
+                if nodes.delete(conn, name) and nodes.placed(conn, name):
+                    raise psycopg.Rollback
+        left = _listed(conn)
+        for name in set(mine) - set(left):
+            _log.info("executor removed", worker=name)
         return {"others": workers.extra_processes(conn)}
+
+
+def _listed(conn: Connection) -> list[str]:
+    return [n.name for n in nodes.listed(conn) if nodes.is_executor(n.name)]
 
 
 def _added(

@@ -15,10 +15,11 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from headrace.config import Settings
 from headrace.errors import UserError
-from headrace.planner.placement.executors import Reading
 from headrace.process.fork_server import ForkServer
+from headrace.process.shares import processes_max
 from headrace.server import main
 from headrace.server.executors import LOOK_S, Executors
+from headrace.server.load_history import Reading
 from tests.compared import differs
 from tests.conftest import environment
 from tests.waiting import PATIENCE_S, again_and_again, wait_until
@@ -197,6 +198,6 @@ def test_the_setting_is_auto_or_a_number(value):
 
 def test_auto_is_as_many_as_there_are_cores_for_this_process(monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {3})
-    assert Settings().executors_max == 1
+    assert processes_max(Settings()) == 1
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 3})
-    assert (Settings().executors_max, Settings(executors="1").executors_max) == (2, 1)
+    assert (processes_max(Settings()), processes_max(Settings(executors="1"))) == (2, 1)

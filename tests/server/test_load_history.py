@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from headrace.planner.placement.executors import (
+from headrace.server.load_history import (
     CALM_S,
     LIMIT_CPU,
     SUSTAINED_S,
