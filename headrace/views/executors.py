@@ -133,4 +133,3 @@ def _move(context: JobContext, job: Job, known: Movable, move: ViewMove) -> None
     if move.worker != MAIN:
         why = f"{_WHY}, since {clock.now():%Y-%m-%d %H:%M:%S} UTC"
         context.moved[move.view] = (move.worker, why)
-    _log.info("view moved", view=name, to=move.worker)
