@@ -32,6 +32,7 @@ ENV_SETTINGS: Final = "HEADRACE_SETTINGS"
 
 MEMORY_BYTES_MIN: Final = 64 << 20
 """With less, the engine would only move states between memory and disk."""
+AUTO: Final = "auto"
 _TRUE: Final = frozenset(("1", "true", "on", "yes"))
 _FALSE: Final = frozenset(("0", "false", "off", "no"))
 _SECRETS: Final = ("password", "sslpassword", "oauth_client_secret")
@@ -212,6 +213,9 @@ class Settings:
     wal_budget_bytes: int = 10_737_418_240
     """Bytes of changes that may be kept for a blocked or paused view (``wal_retention``); beyond
     that, the view stops and needs a resync; 0: no limit."""
+    executors: str = "1"
+    """Processes that may compute views, the main one included: a number, or ``auto``, as many as
+    there are cores. Further ones are started under lasting overload, and end when it is gone."""
     worker_lost_s: int = 600
     """Seconds without contact after which another worker is considered lost, and its views are
     rebuilt elsewhere; 0: never automatically."""
@@ -331,6 +335,11 @@ class Settings:
             raise UserError('setting "otlp_endpoint" must begin with http:// or https://')
 
     def _check_words(self) -> None:
+        if self.executors != AUTO and not re.fullmatch("[1-9][0-9]{0,2}", self.executors):
+            raise UserError(
+                f'setting "executors" cannot be "{self.executors}"',
+                hint="It may be auto, or a number from 1 to 999.",
+            )
         for where in (self.listen, self.worker_listen):
             address(where)
         for where in filter(None, (self.http, self.worker_address)):

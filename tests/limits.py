@@ -9,7 +9,8 @@ import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-FILE_LINES_MAX = 600
+FILE_LINES_MAX = 620
+"""The longest file is the list of settings, each with its docstring."""
 FUNCTION_LINES_MAX = 80
 """A constructor that wires the parts of an engine is long, because the formatter gives each
 argument of a long call a line."""

@@ -72,6 +72,11 @@ class JobContext:
     """Permits for populations that load and write rows."""
     spark_place: Places = field(default_factory=lambda: Places(1))
     """The permit for Spark, whose one heap serves one population at a time."""
+    moved: dict[int, tuple[str, str]] = field(default_factory=dict)
+    """Views that were moved to an executor since this process began, by ID: executor, and when and
+    why."""
+    staying: dict[int, float] = field(default_factory=dict)
+    """Views that could not be moved to an executor or home, with the time of the next try."""
     live: dict[int, Job] = field(default_factory=dict)
     """The running population jobs, by view ID."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import time
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any, Final, Protocol
@@ -60,7 +61,7 @@ async def stand(name: str, socket: Path, begin: Callable[[], Acts]) -> None:
     acts = await asyncio.to_thread(begin)
 
     async def status(params: dict[str, Any], _: Progress) -> dict[str, Any]:
-        return {"pid": os.getpid(), **acts.status()}
+        return {"pid": os.getpid(), "cpu_s": time.process_time(), **acts.status()}
 
     async def stop(params: dict[str, Any], _: Progress) -> None:
         ended.set()

@@ -365,6 +365,11 @@ class Engine:
             state.stream.stop()
             state.stream = None
 
+    @property
+    def processing_limits(self) -> bool:
+        """Whether processing cannot keep up with the source (``OverloadDetector``)."""
+        return self._capacity.processing_limits
+
     def fail_batch(self, txid: int, caller: str | None) -> None:
         """Process a batch in flight and all later ones again (T-30).
 

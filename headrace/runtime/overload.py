@@ -92,6 +92,8 @@ class OverloadDetector:
         self._written_s = 0.0
         self._said: bool | None = None
         """Whether overload is reported; None: unknown, as an earlier process may have done so."""
+        self.processing_limits = False
+        """Whether processing, not writing or the disk, cannot keep up; read on any thread."""
 
     def worked(self, outcome: Outcome, seconds: float) -> None:
         """Count a processed batch."""
@@ -114,6 +116,7 @@ class OverloadDetector:
         """Restart the measurements, as batches are replayed and the source's time jumps back."""
         self._last_us = 0
         self._slices = deque([_Slice(clock.monotonic())])
+        self.processing_limits = False
 
     def load(self) -> Workload:
         """Return the work done in the last seconds."""
@@ -144,6 +147,7 @@ class OverloadDetector:
 
     def _say(self, load: Workload) -> None:
         over = (load.overloaded or load.disk_bound) and load.passed_s >= _WINDOW_S
+        self.processing_limits = over and not load.disk_bound and not self._writes_longer()
         if over == self._said:
             return
         conn = self._state.owner.conn
@@ -169,9 +173,13 @@ class OverloadDetector:
             _log.warning("overloaded", needed=round(load.needed, 2), costliest=view)
         self._said = True
 
+    def _writes_longer(self) -> bool:
+        written_s = sum(s.written_s for s in self._slices)
+        return written_s > sum(s.processed_s for s in self._slices)
+
     def _costliest(self) -> str:
         """Return the name of the costliest view, or '' if writing takes longer than processing."""
-        if sum(s.written_s for s in self._slices) > sum(s.processed_s for s in self._slices):
+        if self._writes_longer():
             return ""
         units: Counter[int] = Counter()
         for each in self._slices:

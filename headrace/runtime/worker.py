@@ -13,6 +13,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -23,7 +24,7 @@ import structlog
 from headrace import events
 from headrace.config import Settings
 from headrace.errors import QueryCancelled, UserError
-from headrace.process import entry, imports, parent, rpc, tasks
+from headrace.process import entry, imports, parent, rpc, shares, tasks
 from headrace.process.rpc import Progress
 from headrace.runtime import activity, insight, measures, operators
 from headrace.runtime.engine import Engine
@@ -86,6 +87,7 @@ class Worker:
                 "memory": _telling(self._engine, insight.memory),
                 "gauges": _gauges(self._engine),
                 "measures": _measures(self._engine),
+                "load": _load(self._engine),
                 "held": _held(self._engine),
                 "batches": _telling(self._engine, insight.batches),
                 "links": _telling(self._engine, insight.links),
@@ -262,6 +264,7 @@ class Worker:
         error = state.error or state.checkpoints.error
         return {
             "pid": os.getpid(),
+            "cpu_s": round(time.process_time(), 3),
             "memory_bytes": state.opened.memory_bytes if state.opened is not None else 0,
             "running": state.stream is not None,
             "txid": state.position.txid,
@@ -344,6 +347,26 @@ def _telling_of_view(engine: Engine, tell: Callable[[EngineState, int], Any]) ->
 
     async def handle(params: dict[str, Any], _: Progress) -> Any:
         return await asyncio.to_thread(tell, engine.state, int(_need(params, "view_id")))
+
+    return handle
+
+
+def _load(engine: Engine) -> rpc.Handler:
+    """Return a handler that tells the load; it is told how many executors run, for the memory."""
+    beside = 0
+
+    async def handle(params: dict[str, Any], _: Progress) -> dict[str, Any]:
+        nonlocal beside
+        count, state = int(_need(params, "executors")), engine.state
+        if count != beside:
+            bytes_max = shares.states_beside(state.settings, count)
+            engine.submit(lambda: state.db.limit(bytes_max))
+            beside = count
+        return {
+            "pid": os.getpid(),
+            "overloaded": engine.processing_limits,
+            "cpu_s": time.process_time(),
+        }
 
     return handle
 

@@ -71,7 +71,7 @@ _COLUMNS: Final = {
         "node collection shared worker rows_in rows_out batches busy_us cpu_us state_rows "
         "state_bytes state_exact queued_rows queued_bytes"
     ),
-    "workers": "worker state pid views memory_bytes since address",
+    "workers": "worker state pid views memory_bytes since address cpu_s moved",
     "clients": (
         "id role database application_name state transaction call call_ms connected_at "
         "idle_ms queries received_bytes sent_bytes address port tls server_pid server_tls"

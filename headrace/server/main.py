@@ -29,6 +29,7 @@ from headrace.server import janitor
 from headrace.server.clients import ClientCalls
 from headrace.server.commands import CommandPeer, Commands
 from headrace.server.direct import Direct
+from headrace.server.executors import Executors
 from headrace.server.health import Health
 from headrace.server.listener import Listener
 from headrace.server.observer import Observer
@@ -161,6 +162,7 @@ class Commander:
         self._guard = PublicationGuard(settings, worker)
         self._purge = janitor.Purge(settings)
         self._observer = Observer(settings, worker)
+        self._executors = Executors(settings, self._supervisor)
         self._traces = Traces(settings, version(), worker)
         self._status = 0
         self._health = Health(settings, self._supervisor, version(), self._sessions, worker)
@@ -192,6 +194,7 @@ class Commander:
                 self._resumer.start()
                 self._purge.start()
                 self._observer.start()
+                self._executors.start()
                 self._traces.start()
                 host, port = await self._listener.start()
                 if self._settings.http:
@@ -209,6 +212,7 @@ class Commander:
             await self._listener.close()
             await self._purge.stop()
             await self._observer.stop()
+            await self._executors.stop()
             await self._traces.stop()
             await self._resumer.stop()
             await self._direct.stop()

@@ -20,8 +20,9 @@ import structlog
 from headrace import clock
 from headrace.config import Settings
 from headrace.errors import HeadraceError, TransientError
-from headrace.process import rpc, tasks
+from headrace.process import rpc, shares, tasks
 from headrace.process.fork_server import Born, ForkServer
+from headrace.sql import nodes
 
 BACKOFF_S_MIN: Final = 0.2
 BACKOFF_S_MAX: Final = 5.0
@@ -259,7 +260,14 @@ class Supervisor:
     def _other(self, title: str) -> Child:
         kind, name = title.split()
         worker = kind == "worker"
-        own = self._settings.of_worker(name) if worker else self._settings.of_carrier(name)
+        own = self._settings.of_carrier(name)
+        if worker:
+            executor = nodes.is_executor(name)
+            own = (
+                shares.of_executor(self._settings, name)
+                if executor
+                else self._settings.of_worker(name)
+            )
         module = "host" if worker else "carrier"
         child = Child(title, self._fork_server, own.worker_socket, own, _nothing, module)
         own.run_dir.mkdir(mode=0o700, parents=True, exist_ok=True)

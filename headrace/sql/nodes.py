@@ -17,6 +17,8 @@ SILENCE_S: Final = 3 * JOIN_S
 """Seconds of silence after which it is considered lost."""
 MAIN: Final = "main"
 """The worker that reads the stream and writes result tables; it has no row."""
+EXECUTOR: Final = "headrace_"
+"""Prefix of the names of executors: workers here that the engine itself adds and removes."""
 STRATEGIES: Final = ("auto", "bottom_up", "top_down", "ifcop", "exact")
 """Values that may stand in place of a worker's name, and so are not names of workers."""
 _ON: Final = """
@@ -85,6 +87,11 @@ class WorkerLoad:
     """Plan as JSON, if the view has parts."""
     collections: int
     """Number of its collections, without sources and sink."""
+
+
+def is_executor(name: str) -> bool:
+    """Return whether a worker is an executor."""
+    return name.startswith(EXECUTOR)
 
 
 def whole(option: object) -> str:

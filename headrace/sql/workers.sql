@@ -3,15 +3,18 @@
 -- state: running; down: its process cannot be reached now, and views placed on it stand still; lost: it was down for
 -- worker_lost_s, and its views are populated again elsewhere; or invited: it has a token to join from another
 -- machine, and has not joined yet.
+-- cpu_s: processor time of a process here since it began; moved: the views that the engine itself has moved there, with
+-- when and why (workers called headrace_…, which it adds under overload).
 -- address: where a worker on another machine listens; pid: of its process there, if known.
 DROP FUNCTION IF EXISTS headrace.workers();
 CREATE FUNCTION headrace.workers(
     OUT worker text, OUT state text, OUT pid bigint, OUT views bigint, OUT memory_bytes bigint, OUT since text,
-    OUT address text)
+    OUT address text, OUT cpu_s double precision, OUT moved text)
 RETURNS SETOF record
 LANGUAGE sql VOLATILE SET search_path = pg_catalog, pg_temp
 AS $$
     SELECT * FROM jsonb_to_recordset(headrace.ask_engine('workers', 'show_workers'))
       AS a(
-          worker text, state text, pid bigint, views bigint, memory_bytes bigint, since text, address text)
+          worker text, state text, pid bigint, views bigint, memory_bytes bigint, since text, address text,
+          cpu_s double precision, moved text)
 $$;

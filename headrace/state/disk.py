@@ -14,6 +14,7 @@ import contextlib
 import errno
 import threading
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -76,6 +77,11 @@ class Disk:
         for name in names:
             self._families[name] = Family(name, db)
         return db
+
+    def limit(self, cache_bytes: int) -> None:
+        """Change the limit of RocksDB's memory."""
+        self._memory.cache.set_capacity(cache_bytes)
+        self._memory = replace(self._memory, cache_bytes=cache_bytes)
 
     @property
     def memory(self) -> tuple[int, int]:

@@ -201,8 +201,8 @@ class Regulator:
     """Spills and loads key groups; one for all states of a worker."""
 
     def __init__(self, budget_bytes: int, monotonic: Callable[[], float] = clock.monotonic) -> None:
-        self.budget_bytes: Final = budget_bytes
-        """Share of the maps in the memory budget."""
+        self.budget_bytes = budget_bytes
+        """Share of the maps in the memory budget; the owner may change it between two steps."""
         self.full = 0.0
         """Bytes of the maps divided by the budget, as of the last step."""
         self.spilled_groups = 0

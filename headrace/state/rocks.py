@@ -219,6 +219,12 @@ class RocksDatabase:
             self._checkpoint.pace.hurried = True
         return self.schedule.more
 
+    def limit(self, memory_bytes: int) -> None:
+        """Change the memory budget, between two batches; ``regulate`` spills what is too much."""
+        budget = max(memory_bytes, _BUDGET_BYTES_MIN)
+        self._regulator.budget_bytes = int(budget * _MAPS_SHARE)
+        self.disk.limit(int(budget * _CACHE_SHARE))
+
     @property
     def crowded(self) -> bool:
         """Whether batches should wait because memory is full and is about to be freed."""

@@ -28,7 +28,7 @@ _log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class _Known:
+class Movable:
     """The views that can be moved, and the workers that have room."""
 
     names: dict[int, str]
@@ -59,7 +59,7 @@ def drain_worker(context: JobContext, job: Job, request: DrainWorker) -> dict[st
                 hint="CALL headrace.rebalance(true) moves views to others.",
                 sqlstate="55000",
             )
-        known = _known(context, job, conn, _LEFT)
+        known = movable(context, job, conn, _LEFT)
     moves: list[tuple[int, Placement]] = [
         (move.view, move.worker) for move in emptied(known.loads, request.name, known.workers)
     ]
@@ -90,7 +90,7 @@ def rebalance(context: JobContext, job: Job, request: Rebalance) -> list[list[An
     """
     with job.connection(context.settings.source, what="builder") as conn, job.translating():
         workers.check_caller(conn, request)
-        known = _known(context, job, conn, (Status.RUNNING,))
+        known = movable(context, job, conn, (Status.RUNNING,))
     loads = {load.view: load for load in known.loads}
     out = []
     for move in balanced(known.loads, known.workers):
@@ -105,7 +105,8 @@ def rebalance(context: JobContext, job: Job, request: Rebalance) -> list[list[An
     return out
 
 
-def _known(context: JobContext, job: Job, conn: Connection, of: Collection[str]) -> _Known:
+def movable(context: JobContext, job: Job, conn: Connection, of: Collection[str]) -> Movable:
+    """Return the views of a status ``of``, and the workers that calls may move them to."""
     placed = {i: at for i, at in nodes.placements(conn).items() if at.status in of}
     found = {
         view_id: _counted(context, job, view_id) for view_id, at in placed.items() if not at.parts
@@ -119,17 +120,22 @@ def _known(context: JobContext, job: Job, conn: Connection, of: Collection[str])
     names = {view_id: at.name for view_id, at in placed.items()}
     cut = {view_id: at.parts for view_id, at in placed.items() if at.parts}
     status = {view_id: at.status for view_id, at in placed.items()}
-    return _Known(
+    return Movable(
         names,
         status,
         loads,
         busy_us,
-        [MAIN, *(node.name for node in nodes.listed(conn) if not node.lost)],
+        [
+            MAIN,
+            *(n.name for n in nodes.listed(conn) if not n.lost and not nodes.is_executor(n.name)),
+        ],
         cut,
     )
 
 
-def _leave(context: JobContext, job: Job, known: _Known, view_id: int, to: Placement) -> str | None:
+def _leave(
+    context: JobContext, job: Job, known: Movable, view_id: int, to: Placement
+) -> str | None:
     """Move a view from its worker; return the reason if it stays.
 
     A stopped view only gets a new placement in the catalog, which the next fill uses.
@@ -171,7 +177,7 @@ def _shown(to: Placement) -> str:
     return to if isinstance(to, str) else ", ".join(sorted({*to.values(), MAIN}))
 
 
-def _move(context: JobContext, job: Job, known: _Known, view_id: int, to: Placement) -> str | None:
+def _move(context: JobContext, job: Job, known: Movable, view_id: int, to: Placement) -> str | None:
     """Move a view; return the reason if it could not be moved."""
     name = known.names[view_id]
     job.say(f"moving {name} to {_shown(to)}")

@@ -44,6 +44,7 @@ from headrace.views import (
     check,
     create,
     drop,
+    executors,
     explain,
     history,
     indexes,
@@ -196,7 +197,13 @@ class Builder:
     def handlers(self) -> dict[str, rpc.Handler]:
         """Handlers by method name."""
         verbs = {name: self._handler(VERBS[name], act) for name, act in DOES.items()}
-        own = {"holds": self._holds, "check": self._check, "nodes": self._nodes}
+        own = {
+            "holds": self._holds,
+            "check": self._check,
+            "nodes": self._nodes,
+            "spread": self._spread,
+            "gather": self._gather,
+        }
         return {**verbs, **own}
 
     @property
@@ -314,6 +321,15 @@ class Builder:
                 return workers.extra_processes(conn)
 
         return await self._run(work, progress)
+
+    async def _spread(self, params: dict[str, Any], progress: rpc.Progress) -> Any:
+        """Move views to executors (``executors.spread``)."""
+        most = int(params["count_max"])
+        return await self._run(lambda job: executors.spread(self._context, job, most), progress)
+
+    async def _gather(self, params: dict[str, Any], progress: rpc.Progress) -> Any:
+        """Move views home (``executors.gather``)."""
+        return await self._run(lambda job: executors.gather(self._context, job), progress)
 
     async def _check(self, params: dict[str, Any], progress: rpc.Progress) -> Any:
         return {"jobs": sorted(job.name for job in self._jobs), "spark": self._spark.status}

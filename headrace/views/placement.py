@@ -56,9 +56,17 @@ def set_placement(context: JobContext, job: Job, request: SetPlacement) -> dict[
 
 
 def move(
-    context: JobContext, job: Job, view: ViewRow, wanted: Placement, caller: str | None
+    context: JobContext,
+    job: Job,
+    view: ViewRow,
+    wanted: Placement,
+    caller: str | None,
+    *,
+    refill: bool = True,
 ) -> dict[str, Any]:
     """Move a view to its new placement; a view that is there already gets a notice.
+
+    Without ``refill``, a view that cannot take its states along stays where it is.
 
     Raises:
         UserError: 55006, a job is filling it; 55000, a strategy finds no place.
@@ -89,6 +97,8 @@ def move(
     same_plan = again is None or to_json(again.planned.physical) == before.plan
     if same_plan and _shipped(context, job, view, before, wanted, there):
         return {"notice": f'view "{view.name}" has moved with its states'}
+    if not refill:
+        raise UnsupportedError(f'the states of view "{view.name}" cannot be moved now')
     if again is None:
         with planning(context, job) as conn:
             again = plan_again(context, conn, view, after, owner_of(conn, view, caller))

@@ -26,7 +26,7 @@ from headrace.population.job import Job
 from headrace.postgres.connect import Connection
 from headrace.process import keys, rpc
 from headrace.sql import meta, nodes, origins, views
-from headrace.sql.nodes import MAIN, STRATEGIES
+from headrace.sql.nodes import MAIN, STRATEGIES, PlacedView
 from headrace.sql.verbs import AddWorker, CreateWorkerToken, RemoveWorker, Request
 
 _NAME: Final = re.compile(r"[a-z][a-z0-9_]{0,19}")
@@ -122,17 +122,20 @@ def workers(context: JobContext, job: Job, request: Request) -> list[list[Any]]:
     with job.connection(settings.source, what="builder") as conn:
         seen = views.seen(conn, request.caller)
         found = nodes.listed(conn) if seen.everything else []
+        at = nodes.placements(conn)
     if not seen.everything:
         return []
     away = sum(node.whole for node in found)
     main = _asked(settings)
     linked = main["linked"] if main is not None else {}
+    moved = _moved(context, at)
     rows = [_row(MAIN, main, len(seen.names) - away, None)]
     for node in found:
         if not node.far:
-            rows.append(
-                _row(node.name, _asked(settings.of_worker(node.name)), node.views, node.since)
-            )
+            told = _asked(settings.of_worker(node.name))
+            row = _row(node.name, told, node.views, node.since)
+            row[-1] = moved.get(node.name)
+            rows.append(row)
             continue
         known = linked.get(node.name)
         if known is None and node.seen and not node.views:
@@ -164,6 +167,12 @@ def _check_name(name: str) -> None:
         raise DuplicateError(
             'worker "main" already exists', hint="It reads the source and writes the results."
         )
+    if nodes.is_executor(name):
+        raise UserError(
+            f'invalid name of a worker: "{name}"',
+            hint=f'Names that begin with "{nodes.EXECUTOR}" are reserved.',
+            sqlstate="42602",
+        )
     if name in STRATEGIES:
         raise UserError(
             f'a worker cannot be called "{name}"',
@@ -180,8 +189,20 @@ def _row(
     address: str | None = None,
 ) -> list[Any]:
     if status is None:
-        return [name, "down", None, count, None, since, address]
-    return [name, "running", status["pid"], count, status["memory_bytes"], since, address]
+        return [name, "down", None, count, None, since, address, None, None]
+    told = (status["pid"], count, status["memory_bytes"], since, address, status.get("cpu_s"))
+    return [name, "running", *told, None]
+
+
+def _moved(context: JobContext, placed: dict[int, PlacedView]) -> dict[str, str]:
+    """Return which views the engine has moved to its executors, and why, by executor."""
+    said: dict[str, list[str]] = {}
+    for view_id, at in placed.items():
+        if nodes.is_executor(at.whole):
+            worker, why = context.moved.get(view_id, ("", ""))
+            why = why if worker == at.whole else "moved before the engine's last start"
+            said.setdefault(at.whole, []).append(f"{at.name}: {why}")
+    return {worker: "; ".join(texts) for worker, texts in said.items()}
 
 
 def _asked(settings: Settings) -> dict[str, Any] | None:

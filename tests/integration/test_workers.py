@@ -35,7 +35,7 @@ def refused(conn: psycopg.Connection, call: str) -> psycopg.errors.Diagnostic:
 def listed(conn: psycopg.Connection) -> dict[str, tuple]:
     """Return the workers by name: state, pid, number of views."""
     rows = conn.execute("SELECT * FROM headrace.workers()")
-    return {name: (state, pid, count) for name, state, pid, count, _, _, _ in rows.fetchall()}
+    return {name: (state, pid, count) for name, state, pid, count, *_ in rows.fetchall()}
 
 
 def place(conn: psycopg.Connection, name: str, query: str, worker: str, **options: object) -> None:

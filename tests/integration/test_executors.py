@@ -1,0 +1,211 @@
+"""Executors: views move there under load with their states, survive its kill, and come home."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import signal
+import socket
+from pathlib import Path
+
+import psycopg
+import pytest
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+
+from headrace.config import Settings
+from headrace.errors import UserError
+from headrace.process.fork_server import ForkServer
+from headrace.process.shares import processes_max
+from headrace.server import main
+from headrace.server.executors import LOOK_S, Executors
+from headrace.server.load_history import Reading
+from tests.compared import differs
+from tests.conftest import environment
+from tests.waiting import PATIENCE_S, again_and_again, wait_until
+
+TABLES = """
+CREATE TABLE a (id int PRIMARY KEY, g int, x numeric);
+CREATE TABLE b (id int PRIMARY KEY, g int, x numeric);
+INSERT INTO a SELECT i, i % 50, i * 1.50 FROM generate_series(1, 500) i;
+INSERT INTO b SELECT i, i % 50, i * 1.50 FROM generate_series(1, 500) i;
+"""
+QUERIES = {
+    "of_a": "SELECT g, count(*) AS n, sum(x) AS total FROM a GROUP BY g",
+    "of_b": "SELECT g, count(*) AS n, sum(x) AS total FROM b GROUP BY g",
+}
+BUSY, CALM = (True, 1.0, 1.0), (False, 0.1, 0.2)
+
+
+class Server:
+    """A server in this process, whose readings of the load are given, over a virtual clock."""
+
+    def __init__(self, settings: Settings, fork_server: ForkServer, monkeypatch) -> None:
+        prepared, name = main.prepare(settings)
+        self.commander = main.Commander(prepared, name, fork_server)
+        self.executors = Executors(prepared, self.commander._supervisor)
+        self.now = 0.0
+        self.load = CALM
+        self.read = self.executors._reading
+        monkeypatch.setattr(self.executors, "_reading", self._reading)
+        # The test itself has it look.
+        monkeypatch.setattr(self.commander._executors, "start", lambda: None)
+
+    async def _reading(self, names: list[str]) -> Reading:
+        told = await self.read(names)
+        assert told.all_cpu >= told.main_cpu >= 0
+        return Reading(self.now, *self.load)
+
+    async def passes(self, load: tuple[bool, float, float], seconds: float) -> None:
+        """Have the server look every few seconds of virtual time under ``load``."""
+        self.load = load
+        for _ in range(int(seconds / LOOK_S) + 1):
+            self.now += LOOK_S
+            await self.executors.look()
+
+
+def free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
+
+
+def opens(port: int) -> bool:
+    with socket.socket() as client:
+        return client.connect_ex(("127.0.0.1", port)) == 0
+
+
+def change(conn: psycopg.Connection, rng: random.Random) -> None:
+    for table in "ab":
+        for _ in range(40):
+            key = rng.randrange(1, 700)
+            conn.execute(
+                f"INSERT INTO {table} VALUES (%s, %s, %s) ON CONFLICT (id)"
+                " DO UPDATE SET g = EXCLUDED.g, x = EXCLUDED.x",
+                (key, rng.randrange(50), rng.randrange(1000)),
+            )
+
+
+def listed(conn: psycopg.Connection) -> dict[str, tuple]:
+    rows = conn.execute("SELECT worker, state, pid, views, cpu_s, moved FROM headrace.workers()")
+    return {name: row for name, *row in rows.fetchall()}
+
+
+def limit(conn: psycopg.Connection) -> int:
+    """Return the limit of the main process's states in memory."""
+    rows = conn.execute("SELECT limit_bytes FROM headrace.memory() WHERE part = 'states'")
+    return int(rows.fetchone()[0])
+
+
+def check(conn: psycopg.Connection) -> None:
+    for name, query in QUERIES.items():
+        conn.execute("CALL headrace.wait_for(%s)", (name,))
+        assert differs(conn, name, query) == [], name
+
+
+def test_views_move_under_load_and_come_home(database, tmp_path, monkeypatch):
+    port, rng = free_port(), random.Random(1)
+    name = str(conninfo_to_dict(database)["dbname"])
+    given = {k.removeprefix("HEADRACE_").lower(): v for k, v in environment(name).items()}
+    own = {"source": database, "data_dir": str(tmp_path / "d"), "listen": f"127.0.0.1:{port}"}
+    settings = Settings.of(given | own | {"allow_trust": "true", "executors": "2"})
+    dsn = make_conninfo(database, host="127.0.0.1", port=port)
+
+    async def story(server: Server) -> None:
+        await asyncio.wait_for(server.commander._supervisor.ready(), PATIENCE_S)
+        await asyncio.wait_for(server.commander._direct.connected.wait(), PATIENCE_S)
+
+        def begin() -> psycopg.Connection:
+            wait_until(lambda: opens(port), "an open port")
+            conn = psycopg.connect(dsn, autocommit=True, prepare_threshold=None)
+            for name, query in QUERIES.items():
+                conn.execute("CALL headrace.create_view(%s, %s)", (name, query))
+            for _ in range(4):
+                change(conn, rng)
+            check(conn)
+            return conn
+
+        conn = await asyncio.to_thread(begin)
+        whole = await asyncio.to_thread(limit, conn)
+        await server.passes(BUSY, 10)
+        assert (await asyncio.to_thread(listed, conn)).keys() == {"main"}
+        await server.passes(BUSY, 20)
+        found = await asyncio.to_thread(listed, conn)
+        for _ in again_and_again(PATIENCE_S):
+            state, _, views, *_ = found.get("headrace_1", ("", None, 0))
+            if state == "running" and views:
+                break  # a slow machine may not answer in time
+            # The views' measured loads were too different for a move to be worth it.
+            await asyncio.to_thread(change, conn, rng)
+            await server.passes(BUSY, 30)
+            found = await asyncio.to_thread(listed, conn)
+        state, pid, views, cpu_s, moved = found["headrace_1"]
+        assert (state, views) == ("running", 1)
+        assert cpu_s > 0
+        assert "this process was the limit, since 20" in moved
+
+        def kill() -> None:
+            change(conn, rng)
+            os.kill(pid, signal.SIGKILL)
+            change(conn, rng)
+            wait_until(lambda: limit(conn) == whole // 2, "half of the memory")
+            wait_until(lambda: listed(conn)["headrace_1"][1] not in (None, pid), "a new process")
+            check(conn)
+
+        await server.passes(BUSY, 0)
+        await asyncio.to_thread(kill)
+        await server.passes(BUSY, 60)  # there are as many processes as may be
+        assert (await asyncio.to_thread(listed, conn)).keys() == {"main", "headrace_1"}
+        await server.passes(CALM, 590)
+        assert (await asyncio.to_thread(listed, conn)).keys() == {"main", "headrace_1"}
+        again = await asyncio.to_thread(
+            wait_until, lambda: listed(conn)["headrace_1"][1], "the executor's answer"
+        )
+        await server.passes(CALM, 10)
+        found = await asyncio.to_thread(listed, conn)
+        assert {name: row[2] for name, row in found.items()} == {"main": 2}
+        with pytest.raises(ProcessLookupError):
+            os.kill(again, 0)
+        await server.passes(CALM, 0)
+        await asyncio.to_thread(wait_until, lambda: limit(conn) == whole, "all of the memory")
+        await asyncio.to_thread(change, conn, rng)
+        await asyncio.to_thread(check, conn)
+        assert await asyncio.to_thread(
+            lambda: conn.execute("SELECT status FROM headrace.list_views()").fetchall()
+        ) == [("running",)] * len(QUERIES)
+        conn.close()
+
+    async def run(fork_server: ForkServer) -> None:
+        server = Server(settings, fork_server, monkeypatch)
+        serving = asyncio.create_task(server.commander.run())
+        try:
+            await story(server)
+        finally:
+            server.commander._stop.set()
+            await serving
+
+    with psycopg.connect(database, autocommit=True) as source:
+        source.execute(TABLES)
+    Path(own["data_dir"]).mkdir(mode=0o700)
+    with ForkServer() as fork_server:
+        asyncio.run(run(fork_server))
+
+
+def test_the_names_of_executors_are_reserved(commander):
+    with pytest.raises(psycopg.Error) as caught:
+        commander.execute("CALL headrace.add_worker('headrace_1')")
+    assert caught.value.diag.sqlstate == "42602"
+    assert "are reserved" in str(caught.value.diag.message_hint)
+
+
+@pytest.mark.parametrize("value", ["0", "-1", "many", "1.5", ""])
+def test_the_setting_is_auto_or_a_number(value):
+    with pytest.raises(UserError, match="executors"):
+        Settings(executors=value)
+
+
+def test_auto_is_as_many_as_there_are_cores_for_this_process(monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {3})
+    assert processes_max(Settings()) == 1
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 3})
+    assert (processes_max(Settings()), processes_max(Settings(executors="1"))) == (2, 1)
