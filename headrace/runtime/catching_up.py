@@ -272,10 +272,13 @@ class CatchingUp:
         return _CoalescedBatch(at + 1, last, taking, needed, units, remote, cursor, now)
 
     def _possible(self, at: int, views: Sequence[View], shared: Sequence[Shared]) -> bool:
-        """Return whether the units at ``at`` can go on: all that they read is not behind them."""
+        """Return whether the units at ``at`` can go on: all that they read is not behind them.
+
+        A part whose worker is out of reach may have no states until it is back.
+        """
         state = self._state
         units: list[Unit] = [unit for unit in (*views, *shared) if unit.processed == at]
-        return all(
+        return all(unit.store is not None for unit in units) and all(
             state.subplans[feeder].processed >= at
             for unit in units
             for feeder in unit.feeds.values()
