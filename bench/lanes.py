@@ -2,7 +2,7 @@
 
 Every transaction concerns both. The slow view either waits (for a user's function in the user's
 Postgres) or computes (a running sum, in which a row in the middle changes all later ones). With
-``lane_ms`` 50, the default, the slow view's group is separated; with 0 it is not.
+``slow_batch_ms`` 50, the default, the slow view's group is separated; with 0 it is not.
 """
 
 from __future__ import annotations
@@ -47,8 +47,10 @@ class Lanes(Scenario):
     def run(self, options: Options) -> list[Figures]:
         """Measure the quick view alone, then beside each kind of slow view."""
         lines = []
-        for lane_ms in (50, 0):
-            with bed(options, HEADRACE_SPARK_WARM="false", HEADRACE_LANE_MS=str(lane_ms)) as on:
+        for slow_batch_ms in (50, 0):
+            with bed(
+                options, HEADRACE_SPARK_WARM="false", HEADRACE_SLOW_BATCH_MS=str(slow_batch_ms)
+            ) as on:
                 with psycopg.connect(on.source, autocommit=True) as conn:
                     conn.execute(_TABLES)
                     conn.execute(
@@ -57,18 +59,18 @@ class Lanes(Scenario):
                     )
                 on.engine.start()
                 on.create_view("quick", _QUICK)
-                if lane_ms:
-                    lines.append(_measure(on, "alone", lane_ms, options))
+                if slow_batch_ms:
+                    lines.append(_measure(on, "alone", slow_batch_ms, options))
                 for kind, query in _SLOW.items():
                     on.create_view("slow", query, json.dumps({"commit_group": "slow"}))
-                    lines.append(_measure(on, kind, lane_ms, options))
+                    lines.append(_measure(on, kind, slow_batch_ms, options))
                     on.check("quick", _QUICK)
                     on.check("slow", query)
                     on.drop_view("slow")
         return lines
 
 
-def _measure(on: Bed, slow: str, lane_ms: int, options: Options) -> Figures:
+def _measure(on: Bed, slow: str, slow_batch_ms: int, options: Options) -> Figures:
     rng = np.random.default_rng(1)
     took = []
     with psycopg.connect(on.source, autocommit=True) as conn:
@@ -89,7 +91,7 @@ def _measure(on: Bed, slow: str, lane_ms: int, options: Options) -> Figures:
         late_s = caught_up(conn, "slow") if slow != "alone" else 0.0
     return {
         "slow": slow,
-        "lane_ms": lane_ms,
+        "slow_batch_ms": slow_batch_ms,
         "probes": len(took),
         "p50_ms": round(statistics.median(took), 1),
         "p90_ms": round(percentile(took, 90), 1),

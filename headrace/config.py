@@ -46,6 +46,8 @@ WITHOUT_EFFECT: Final = {
     "admin_database": "clients(), end_client() and reload() replace the admin database",
 }
 """Former settings, each with what has taken its place: accepted for one release, with a warning."""
+RENAMED: Final = {"lane_ms": "slow_batch_ms"}
+"""Former names of settings, each with the present one: accepted likewise."""
 _TYPO: Final = 0.85
 """Similarity from which a variable's name counts as a misspelt setting."""
 _WORKERS: Final = "workers"
@@ -179,7 +181,7 @@ class Settings:
     """Batches in work at once: the next ones are processed while one is written."""
     main_capacity: int = 100
     """Collections that placement strategies may leave on the worker that reads and writes."""
-    lane_ms: int = 50
+    slow_batch_ms: int = 50
     """Milliseconds of a batch: a commit group that takes longer, and most of the time of batches,
     is processed separately, so that the others do not wait for it; 0: never."""
     checkpoint_txids: int = 20
@@ -513,9 +515,22 @@ def changed(
 ) -> dict[str, tuple[Any, str]]:
     """Return the settings that are given explicitly, each with its value and origin.
 
+    A setting that is given by its present and its former name has the value of the present one.
+
     Raises:
         UserError: a variable is a misspelt setting (42704); the file is invalid.
     """
+    found = given(flags, file, env)
+    present = {RENAMED.get(name, name): value for name, value in found.items()}
+    return present | {name: value for name, value in found.items() if name not in RENAMED}
+
+
+def given(
+    flags: Mapping[str, Any] | None = None,
+    file: Path | None = None,
+    env: Mapping[str, str] = os.environ,
+) -> dict[str, tuple[Any, str]]:
+    """Return the settings that are given explicitly, perhaps by former names; see ``changed``."""
     values: dict[str, tuple[Any, str]] = {}
     if file is not None:
         values |= {name: (value, str(file)) for name, value in _read_file(file).items()}
@@ -524,7 +539,7 @@ def changed(
         if not key.startswith(ENV_PREFIX):
             continue
         name = key.removeprefix(ENV_PREFIX).lower()
-        if name in names or name in WITHOUT_EFFECT:
+        if name in names or name in WITHOUT_EFFECT or name in RENAMED:
             values[name] = (value, key)
         # Variables such as HEADRACE_TEST_DSN and HEADRACE_FAULT are not settings.
         elif near := difflib.get_close_matches(name, names, 1, _TYPO):
@@ -537,13 +552,18 @@ def changed(
     return values
 
 
-def without_effect(given: Mapping[str, tuple[Any, str]]) -> list[str]:
-    """Return a warning for each of the settings ``given`` that has no effect any more."""
-    return [
-        f'setting "{name}" ({origin}) no longer has an effect: {WITHOUT_EFFECT[name]}'
-        for name, (_, origin) in given.items()
-        if name in WITHOUT_EFFECT
-    ]
+def outdated(found: Mapping[str, tuple[Any, str]]) -> list[str]:
+    """Return a warning for each setting in ``given`` that has another name or no effect now."""
+    out = []
+    for name, (_, origin) in found.items():
+        if name in WITHOUT_EFFECT:
+            told = f"no longer has an effect: {WITHOUT_EFFECT[name]}"
+        elif name in RENAMED:
+            told = f'is called "{RENAMED[name]}" now'
+        else:
+            continue
+        out.append(f'setting "{name}" ({origin}) {told}')
+    return out
 
 
 def address(text: str) -> tuple[str, int]:

@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-FILE_LINES_MAX = 620
+FILE_LINES_MAX = 640
 """The longest file is the list of settings, each with its docstring."""
 FUNCTION_LINES_MAX = 80
 """A constructor that wires the parts of an engine is long, because the formatter gives each

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.config import MemoryParts, Settings, address, redact
+from headrace.config import MemoryParts, Settings, address, given, outdated, redact
 from headrace.errors import HeadraceError, UserError
 from headrace.server.explained import explained, meanings, strangers, unit_of
 
@@ -108,11 +108,11 @@ def test_a_misspelt_variable_is_refused():
 def test_each_setting_is_explained(tmp_path):
     file = tmp_path / "headrace.toml"
     file.write_text('[headrace]\nlisten = "127.0.0.1:7000"')
-    env = {"HEADRACE_SOURCE": "host=x password=pa55", "HEADRACE_LANE_MS": "7"}
+    env = {"HEADRACE_SOURCE": "host=x password=pa55", "HEADRACE_SLOW_BATCH_MS": "7"}
     lines = explained({"http": "127.0.0.1:1"}, file, env)
     text = "\n".join(lines)
     assert f"listen = 127.0.0.1:7000  ({file})" in lines
-    assert "lane_ms = 7 ms  (HEADRACE_LANE_MS)" in lines
+    assert "slow_batch_ms = 7 ms  (HEADRACE_SLOW_BATCH_MS)" in lines
     assert "http = 127.0.0.1:1  (command line)" in lines
     assert "catalog_poll_ms = 1000 ms  (default)" in lines
     assert "pa55" not in text
@@ -122,10 +122,26 @@ def test_each_setting_is_explained(tmp_path):
         assert bool(unit_of(field.name)) == (field.type == "int"), field.name
 
 
+def test_a_former_name_of_a_setting_is_accepted(tmp_path):
+    file = tmp_path / "headrace.toml"
+    file.write_text("[headrace]\nlane_ms = 8")
+    env = {"HEADRACE_SOURCE": "host=x"}
+    former = {**env, "HEADRACE_LANE_MS": "7"}
+    assert Settings.load({}, None, former).slow_batch_ms == 7
+    assert Settings.load({}, file, env).slow_batch_ms == 8
+    both = {**former, "HEADRACE_SLOW_BATCH_MS": "9"}
+    assert Settings.load({}, file, both).slow_batch_ms == 9
+    assert outdated(given({}, None, former)) == [
+        'setting "lane_ms" (HEADRACE_LANE_MS) is called "slow_batch_ms" now'
+    ]
+    assert outdated(given({}, None, {**env, "HEADRACE_SLOW_BATCH_MS": "9"})) == []
+    assert strangers(former) == []
+
+
 def test_a_variable_that_nobody_reads_is_told():
     env = {
         "HEADRACE_DSN": "x",
-        "HEADRACE_LANE_MS": "7",
+        "HEADRACE_SLOW_BATCH_MS": "7",
         # Set by Kubernetes for a service of this name; set by the tests.
         "HEADRACE_PORT_6432_TCP_ADDR": "x",
         "HEADRACE_SERVICE_HOST": "x",

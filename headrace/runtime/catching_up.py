@@ -7,8 +7,8 @@
 
 A view lags if it begins further back than the last batch taken: it was just populated, it was
 paused or its table was locked.  A commit group lags if it is slow: it takes most of the time of
-batches, and more than ``lane_ms`` each.  Batches are coalesced as far as that is exact, so that
-such a view does not fall behind for ever.  A view that has reached the last batch taken leads
+batches, and more than ``slow_batch_ms`` each.  Batches are coalesced as far as that is exact, so
+that such a view does not fall behind for ever.  A view that has reached the last batch taken leads
 again; a slow group does so once it is fast.
 
 All accounting of positions treats a lagging view like a paused one.  Only work on states must be
@@ -321,7 +321,7 @@ class CatchingUp:
         self._errors = 0
         now = clock.monotonic()
         self._lateness.processed(outcome, now - coalesced.begun, coalesced.views)
-        if now - coalesced.begun >= self._state.settings.lane_ms / 1000:
+        if now - coalesced.begun >= self._state.settings.slow_batch_ms / 1000:
             # A group whose coalesced batch was slow stays longer.
             touched = {v.commit_group for v in coalesced.views if v.id in outcome.touched}
             for group in touched & self._state.lagging.groups:
@@ -452,7 +452,7 @@ class CatchingUp:
 
         ``worked_s``: processing time of the batch.
         """
-        limit_s = self._state.settings.lane_ms / 1000
+        limit_s = self._state.settings.slow_batch_ms / 1000
         writes, self._commits.writes = self._commits.writes, {}
         if not limit_s or max([worked_s, *writes.values()]) < limit_s:
             return

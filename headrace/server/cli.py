@@ -14,7 +14,7 @@ from typing import Any, Final, NoReturn
 import psycopg
 
 from headrace import events
-from headrace.config import ENV_PREFIX, Settings, changed, has_secret, redact, without_effect
+from headrace.config import ENV_PREFIX, Settings, changed, given, has_secret, outdated, redact
 from headrace.errors import HeadraceError
 from headrace.postgres import connect
 from headrace.process import secret_files
@@ -110,7 +110,7 @@ def settings_of(arguments: argparse.Namespace) -> Settings:
     names = {f.name for f in dataclasses.fields(Settings)}
     flags: dict[str, Any] = {k: v for k, v in vars(arguments).items() if k in names}
     settings = Settings.load(flags, arguments.config)
-    for warning in without_effect(changed(flags, arguments.config)):
+    for warning in outdated(given(flags, arguments.config)):
         _say(f"headrace: warning: {warning}", err=True)
     if arguments.config is not None:
         _check_file(arguments.config)
@@ -125,8 +125,8 @@ def settings_of(arguments: argparse.Namespace) -> Settings:
 
 def _check_file(path: Path) -> None:
     values = changed({}, path, {})
-    given = [str(values[name][0]) for name in ("source", "eval_dsn") if name in values]
-    if any(has_secret(dsn) for dsn in given):
+    dsns = [str(values[name][0]) for name in ("source", "eval_dsn") if name in values]
+    if any(has_secret(dsn) for dsn in dsns):
         secret_files.check(path, "configuration")
 
 

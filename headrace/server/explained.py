@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from headrace.config import ENV_PREFIX, Settings, changed, redact
+from headrace.config import ENV_PREFIX, RENAMED, Settings, changed, redact
 
 _UNITS: Final = {
     "batch_rows_max": "rows",
@@ -68,7 +68,7 @@ def explained(
 
 def strangers(env: Mapping[str, str] = os.environ) -> list[str]:
     """Return the variables called ``HEADRACE_…`` that are no settings."""
-    names = {f.name for f in dataclasses.fields(Settings)}
+    names = {f.name for f in dataclasses.fields(Settings)} | RENAMED.keys()
     ours = [key for key in sorted(env) if key.startswith(ENV_PREFIX)]
     words = {key: key.removeprefix(ENV_PREFIX).lower() for key in ours}
     return [

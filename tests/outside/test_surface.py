@@ -23,11 +23,13 @@ APP = HERE.parents[1] / "headrace" / "console" / "app.py"
 ROUTINES = """
 SELECT prokind::text || ' ' || proname || '(' || pg_get_function_arguments(oid) || ')'
   FROM pg_proc WHERE pronamespace = 'headrace'::regnamespace"""
-GONE = {"setting admin_database"}
-"""``clients()``, ``end_client()``, ``settings()`` and ``reload()`` replaced the admin database."""
+GONE = {"setting admin_database", "setting lane_ms"}
+"""``clients()``, ``end_client()``, ``settings()`` and ``reload()`` replaced the admin database;
+``lane_ms`` is accepted as another name of ``slow_batch_ms``."""
 NEW = {
     *("clients", "client_stats", "settings", "end_client", "reload"),
     *("show_clients", "show_client_stats", "show_settings"),
+    "slow_batch_ms",
     *("ask_engine", "find_view"),  # called by the functions that ask the engine
 }
 

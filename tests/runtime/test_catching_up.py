@@ -124,7 +124,7 @@ def check(running, source, **queries: str) -> None:
 
 
 def test_a_slow_group_holds_up_no_other(source, database, start, stay):
-    running = start(lane_ms=MS)
+    running = start(slow_batch_ms=MS)
     grouped(running, source, database, "reports", "slow", SLOW)
     create(running, database, "quick", QUICK)
     aside(running, source, "reports")
@@ -138,7 +138,7 @@ def test_a_slow_group_holds_up_no_other(source, database, start, stay):
 
 
 def test_a38_what_has_gathered_is_taken_as_one(source, database, start, stay, monkeypatch):
-    running = start(lane_ms=MS)
+    running = start(slow_batch_ms=MS)
     slow = grouped(running, source, database, "reports", "slow", SLOW)
     create(running, database, "quick", QUICK)
     aside(running, source, "reports")
@@ -162,7 +162,7 @@ def test_a38_what_has_gathered_is_taken_as_one(source, database, start, stay, mo
 
 
 def test_who_is_quick_again_comes_back(source, database, start, visiting):
-    running = start(lane_ms=MS)
+    running = start(slow_batch_ms=MS)
     grouped(running, source, database, "reports", "slow", SLOW)
     create(running, database, "quick", QUICK)
     aside(running, source, "reports")
@@ -175,7 +175,7 @@ def test_who_is_quick_again_comes_back(source, database, start, visiting):
 
 def test_what_is_shared_between_the_lanes(source, database, start, visiting):
     """One group reads what the main lane sends; later it keeps that for itself, and back."""
-    running = start(lane_ms=MS)
+    running = start(slow_batch_ms=MS)
     slow = "SELECT name, s AS dear FROM (" + SUMS + ") x"
     over = "SELECT s, count(*) AS c FROM (" + SUMS + ") x GROUP BY s"
     grouped(running, source, database, "reports", "slow", slow)
@@ -201,7 +201,7 @@ def test_what_is_shared_between_the_lanes(source, database, start, visiting):
 
 
 def test_it_is_left_out_of_checkpoints_only_while_it_works(source, database, start, stay):
-    running = start(lane_ms=MS, checkpoint_txids=1)
+    running = start(slow_batch_ms=MS, checkpoint_txids=1)
     slow = grouped(running, source, database, "reports", "slow", SLOW)
     create(running, database, "quick", QUICK)
     aside(running, source, "reports")
@@ -216,7 +216,7 @@ def test_it_is_left_out_of_checkpoints_only_while_it_works(source, database, sta
 
 def test_what_is_left_out_of_a_checkpoint_is_not_confirmed(source, database, start, stay):
     """After a kill at any time, the stream still has the changes that its state lacks."""
-    running = start(lane_ms=MS, checkpoint_txids=1, feedback_interval_ms=10)
+    running = start(slow_batch_ms=MS, checkpoint_txids=1, feedback_interval_ms=10)
     slow = grouped(running, source, database, "reports", "slow", SLOW)
     create(running, database, "quick", QUICK)
     aside(running, source, "reports")
@@ -246,7 +246,7 @@ def test_what_is_left_out_of_a_checkpoint_is_not_confirmed(source, database, sta
 def test_it_goes_on_after_anything(source, database, start, visiting, seed):
     """Pauses, locks, lost connections, stops, while groups go back and forth."""
     rng = random.Random(seed)
-    changes = {"lane_ms": MS, "lock_timeout_ms": 100, "checkpoint_txids": 3}
+    changes = {"slow_batch_ms": MS, "lock_timeout_ms": 100, "checkpoint_txids": 3}
     changes["wal_retention"] = rng.choice(("local", "source"))
     running = start(**changes)
     slow = grouped(running, source, database, "reports", "slow", SLOW)
@@ -398,7 +398,7 @@ def test_no_other_view_notices_a_view_on_a_worker_that_catches_up(
 
 def test_a_shared_subplan_takes_each_txid_by_itself(source, database, start, stay, monkeypatch):
     """Its output at a txid is right for a reader that was locked, and stops at any txid."""
-    running = start(lane_ms=MS)
+    running = start(slow_batch_ms=MS)
     slow = "SELECT name, s AS dear FROM (" + SUMS + ") x"
     over = "SELECT s, count(*) AS c FROM (" + SUMS + ") x GROUP BY s"
     grouped(running, source, database, "reports", "slow", slow)
@@ -448,7 +448,7 @@ def test_what_lags_is_told_by_a_row_of_the_log(source, database, start):
 
 
 def test_who_reads_the_clock_stays(source, database, start, stay):
-    running = start(lane_ms=MS)
+    running = start(slow_batch_ms=MS)
     slow = SLOW.replace("GROUP BY", "WHERE now() > '2020-01-01' GROUP BY")
     grouped(running, source, database, "reports", "slow", slow)
     create(running, database, "quick", QUICK)
@@ -461,7 +461,7 @@ def test_who_reads_the_clock_stays(source, database, start, stay):
 
 
 def test_who_reads_the_clock_brings_its_group_back(source, database, start, stay):
-    running = start(lane_ms=MS, clock_interval_ms=20)
+    running = start(slow_batch_ms=MS, clock_interval_ms=20)
     grouped(running, source, database, "reports", "slow", SLOW)
     create(running, database, "quick", QUICK)
     aside(running, source, "reports")
@@ -486,7 +486,7 @@ def test_who_reads_the_clock_brings_its_group_back(source, database, start, stay
 @pytest.mark.parametrize("error", [NoRoom("they hold as much as they may"), OSError(28, "full")])
 def test_the_log_has_no_room(source, database, start, stay, monkeypatch, retention, error):
     """All views then lead, and the stream is replayed for those that lag."""
-    running = start(lane_ms=MS, wal_retention=retention)
+    running = start(slow_batch_ms=MS, wal_retention=retention)
     grouped(running, source, database, "reports", "slow", SLOW)
     create(running, database, "quick", QUICK)
     aside(running, source, "reports")
@@ -509,7 +509,7 @@ def test_the_log_has_no_room(source, database, start, stay, monkeypatch, retenti
 
 def test_who_fails_there_stops_alone_at_the_txid_before(source, database, start, stay):
     """The view stops at the row that fails; the rest of its coalesced batch goes on without it."""
-    running = start(lane_ms=MS)
+    running = start(slow_batch_ms=MS)
     bad = "SELECT item, 100 / sum(n) AS dear FROM orders WHERE item > 90 GROUP BY item"
     failing = grouped(running, source, database, "reports", "bad", bad)
     grouped(running, source, database, "reports", "slow", SLOW)

@@ -264,10 +264,10 @@ def test_interrupted(words):
 def test_config_says_all(capsys, monkeypatch):
     for name in [name for name in os.environ if name.startswith("HEADRACE_")]:
         monkeypatch.delenv(name)
-    monkeypatch.setenv("HEADRACE_LANE_MS", "7")
+    monkeypatch.setenv("HEADRACE_SLOW_BATCH_MS", "7")
     assert main(["config", "--source", "host=x password=s3cret"]) == 0
     out = capsys.readouterr().out
-    assert "lane_ms = 7 ms  (HEADRACE_LANE_MS)" in out
+    assert "slow_batch_ms = 7 ms  (HEADRACE_SLOW_BATCH_MS)" in out
     assert "http = (empty)  (default)" in out
     assert "``" not in out
     assert "s3cret" not in out

@@ -152,7 +152,7 @@ class World:
             "HEADRACE_CHECKPOINT_TXIDS": str(rng.choice((1, 5, 20))),
             "HEADRACE_CHECKPOINT_INTERVAL_MS": str(rng.choice((30, 1000))),
             "HEADRACE_STATE_MEMORY_BYTES": str(rng.choice((100_000, 268_435_456))),
-            "HEADRACE_LANE_MS": "1" if self.beside else "50",
+            "HEADRACE_SLOW_BATCH_MS": "1" if self.beside else "50",
             "HEADRACE_WAL_RETENTION": "local" if self.local else "source",
             faults.ENV_DIR: str(self.traps),
         }
