@@ -14,7 +14,7 @@ import pytest
 
 from tests.amounts import Run
 from tests.compared import differs
-from tests.waiting import at_any_moment, time_passes
+from tests.waiting import at_any_moment, time_passes, wait_until
 
 pytestmark = pytest.mark.shared_engine
 
@@ -163,6 +163,7 @@ def test_no_snapshot_ever_sees_rows_of_another_moment(view, commander, source, e
         for number in range(3 if Run.quick else 8):
             alter(commander, f"SELECT q.*, s + {number} AS c{number} FROM ({QUERY}) q")
             time_passes(0.2)
+        wait_until(lambda: errors or len(seen) > 20, "the readers have seen enough txids")
     finally:
         over.set()
         for thread in threads:
