@@ -15,7 +15,7 @@ import mmap
 import os
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Self
@@ -515,32 +515,30 @@ def changed(
 ) -> dict[str, tuple[Any, str]]:
     """Return the settings that are given explicitly, each with its value and origin.
 
-    A setting that is given by its present and its former name has the value of the present one.
-
     Raises:
         UserError: a variable is a misspelt setting (42704); the file is invalid.
     """
-    found = given(flags, file, env)
-    present = {RENAMED.get(name, name): value for name, value in found.items()}
-    return present | {name: value for name, value in found.items() if name not in RENAMED}
+    return {RENAMED.get(n, n): (value, origin) for n, value, origin in given(flags, file, env)}
 
 
 def given(
     flags: Mapping[str, Any] | None = None,
     file: Path | None = None,
     env: Mapping[str, str] = os.environ,
-) -> dict[str, tuple[Any, str]]:
-    """Return the settings that are given explicitly, perhaps by former names; see ``changed``."""
-    values: dict[str, tuple[Any, str]] = {}
-    if file is not None:
-        values |= {name: (value, str(file)) for name, value in _read_file(file).items()}
+) -> list[tuple[str, Any, str]]:
+    """Return names, values and origins in ascending priority, perhaps by former names.
+
+    In one source, the present name has priority.  For the errors see ``changed``.
+    """
+    found = [] if file is None else [(n, value, str(file)) for n, value in _read_file(file).items()]
     names = {f.name for f in dataclasses.fields(Settings)}
+    variables = []
     for key, value in env.items():
         if not key.startswith(ENV_PREFIX):
             continue
         name = key.removeprefix(ENV_PREFIX).lower()
         if name in names or name in WITHOUT_EFFECT or name in RENAMED:
-            values[name] = (value, key)
+            variables.append((name, value, key))
         # Variables such as HEADRACE_TEST_DSN and HEADRACE_FAULT are not settings.
         elif near := difflib.get_close_matches(name, names, 1, _TYPO):
             raise UserError(
@@ -548,14 +546,18 @@ def given(
                 hint=f"Perhaps {ENV_PREFIX}{near[0].upper()} is meant.",
                 sqlstate="42704",
             )
-    values |= {k: (v, "command line") for k, v in (flags or {}).items() if v is not None}
-    return values
+    line = [(k, v, "command line") for k, v in (flags or {}).items() if v is not None]
+    return [
+        one
+        for source in (found, variables, line)
+        for one in sorted(source, key=lambda each: each[0] not in RENAMED)
+    ]
 
 
-def outdated(found: Mapping[str, tuple[Any, str]]) -> list[str]:
+def outdated(found: Iterable[tuple[str, Any, str]]) -> list[str]:
     """Return a warning for each setting in ``given`` that has another name or no effect now."""
     out = []
-    for name, (_, origin) in found.items():
+    for name, _, origin in found:
         if name in WITHOUT_EFFECT:
             told = f"no longer has an effect: {WITHOUT_EFFECT[name]}"
         elif name in RENAMED:

@@ -129,8 +129,11 @@ def test_a_former_name_of_a_setting_is_accepted(tmp_path):
     former = {**env, "HEADRACE_LANE_MS": "7"}
     assert Settings.load({}, None, former).slow_batch_ms == 7
     assert Settings.load({}, file, env).slow_batch_ms == 8
-    both = {**former, "HEADRACE_SLOW_BATCH_MS": "9"}
+    both = {"HEADRACE_SLOW_BATCH_MS": "9", **former}
     assert Settings.load({}, file, both).slow_batch_ms == 9
+    present = tmp_path / "present.toml"
+    present.write_text("[headrace]\nslow_batch_ms = 8")
+    assert Settings.load({}, present, former).slow_batch_ms == 7, "the environment has priority"
     assert outdated(given({}, None, former)) == [
         'setting "lane_ms" (HEADRACE_LANE_MS) is called "slow_batch_ms" now'
     ]

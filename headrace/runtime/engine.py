@@ -447,7 +447,7 @@ class Engine:
         except (TransientError, psycopg.Error) as error:
             _log.warning("stopped amid trouble", reason=str(error))
             self._let_go()
-        if self.running.is_set():  # else the views, and what they need, are not known
+        if self.running.is_set():  # else it is not known which changes the views need
             self.durability.finish()
         self.rewind_soon()
 

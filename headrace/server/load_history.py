@@ -25,7 +25,7 @@ _GAP_S: Final = 30.0
 
 
 class Verdict(enum.Enum):
-    """What to do now."""
+    """The decision at this time."""
 
     STAY = "stay"
     SPREAD = "spread"

@@ -49,7 +49,7 @@ def test_no_process_shows_it(database, start_engine):
     shown = {pid: arguments(pid) for pid in family(engine.pid)}
     assert len(shown) >= 3, "commander, worker and builder"
     assert not [text for text in shown.values() if SECRET in text]
-    assert "--source contains a password" in engine.log
+    assert "--source contained a password" in engine.log
     with psycopg.connect(engine.dsn, autocommit=True) as conn:
         conn.execute("CREATE TABLE t (id int PRIMARY KEY)")
         conn.execute("CALL headrace.create_view('v', 'SELECT id FROM t')")
@@ -80,7 +80,7 @@ def test_commands_say_nothing_of_it(database, command, form):
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert "--source contains a password" in done.stderr
+    assert "--source contained a password" in done.stderr
     assert SECRET not in done.stdout + done.stderr
 
 
