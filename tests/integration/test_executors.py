@@ -206,6 +206,6 @@ def test_the_setting_is_auto_or_a_number(value):
 
 def test_auto_is_as_many_as_there_are_cores_for_this_process(monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {3})
-    assert processes_max(Settings()) == 1
+    assert processes_max(Settings(executors="auto")) == 1
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 3})
-    assert (processes_max(Settings()), processes_max(Settings(executors="1"))) == (2, 1)
+    assert (processes_max(Settings(executors="auto")), processes_max(Settings())) == (2, 1)
