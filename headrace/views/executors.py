@@ -13,11 +13,12 @@ import psycopg
 import structlog
 
 from headrace import clock
-from headrace.errors import HeadraceError, QueryCancelled
+from headrace.errors import HeadraceError, QueryCancelled, UserError
 from headrace.planner.placement.balance import ViewMove, balanced
 from headrace.population.context import JobContext
 from headrace.population.job import Job
 from headrace.postgres.connect import Connection
+from headrace.process import rpc
 from headrace.sql import nodes, views
 from headrace.sql.nodes import MAIN
 from headrace.sql.status import Status
@@ -92,6 +93,12 @@ def _added(
     numbers = (f"{nodes.EXECUTOR}{n}" for n in range(1, len(taken) + 2))
     new = next(name for name in numbers if name not in taken)
     if not _spread(known, [*mine, new], _staying(context)):
+        return None
+    settings = context.settings
+    try:
+        rpc.check(settings.flight_socket(new), settings.of_worker(new).worker_socket)
+    except UserError as error:
+        _log.warning("executor cannot be added", reason=error.message, detail=error.detail)
         return None
     # Without capacity, so that strategies place nothing there.
     nodes.insert(conn, new, 0)

@@ -7,6 +7,8 @@ import os
 import random
 import signal
 import socket
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import psycopg
@@ -35,6 +37,13 @@ QUERIES = {
     "of_b": "SELECT g, count(*) AS n, sum(x) AS total FROM b GROUP BY g",
 }
 BUSY, CALM = (True, 1.0, 1.0), (False, 0.1, 0.2)
+
+
+@pytest.fixture
+def short_path() -> Iterator[Path]:
+    """Yield a folder with a short path: that of a socket in it has a limit."""
+    with tempfile.TemporaryDirectory(prefix="hr") as folder:
+        yield Path(folder)
 
 
 class Server:
@@ -103,11 +112,11 @@ def check(conn: psycopg.Connection) -> None:
         assert differs(conn, name, query) == [], name
 
 
-def test_views_move_under_load_and_come_home(database, tmp_path, monkeypatch):
+def test_views_move_under_load_and_come_home(database, short_path, monkeypatch):
     port, rng = free_port(), random.Random(1)
     name = str(conninfo_to_dict(database)["dbname"])
     given = {k.removeprefix("HEADRACE_").lower(): v for k, v in environment(name).items()}
-    own = {"source": database, "data_dir": str(tmp_path / "d"), "listen": f"127.0.0.1:{port}"}
+    own = {"source": database, "data_dir": str(short_path / "d"), "listen": f"127.0.0.1:{port}"}
     settings = Settings.of(given | own | {"allow_trust": "true", "executors": "2"})
     dsn = make_conninfo(database, host="127.0.0.1", port=port)
 
