@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from typing import Final
 
 from headrace import clock
@@ -34,10 +33,7 @@ class ConsoleUsers:
 
     async def close(self) -> None:
         """Stop, and end all lookouts."""
-        if self._sweeper is not None:
-            self._sweeper.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._sweeper
+        await tasks.end(self._sweeper)
         for lookout in list(self._lookouts.values()):
             await lookout.close("the server stops")
 

@@ -7,6 +7,7 @@ no caller awaits the task, so the error is not seen.  A cancel before its first 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -31,6 +32,14 @@ async def forever(name: str, work: Callable[[], Awaitable[None]], pause_s: float
         else:
             return
         await asyncio.sleep(pause_s)
+
+
+async def end(task: asyncio.Task[Any] | None) -> None:
+    """Cancel ``task``, if there is one, and wait until it has ended."""
+    if task is not None:
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
 
 
 def cancel(task: asyncio.Task[Any]) -> None:

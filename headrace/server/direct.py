@@ -91,9 +91,7 @@ class Direct:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(2):
                     await self._written.wait()
-            self._main.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._main
+            await tasks.end(self._main)
 
     async def _serve(self) -> None:
         while True:

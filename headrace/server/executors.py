@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
@@ -49,10 +48,7 @@ class Executors:
 
     async def stop(self) -> None:
         """Stop to look; the executors end with the supervisor."""
-        if self._main is not None:
-            self._main.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._main
+        await tasks.end(self._main)
 
     async def _serve(self) -> None:
         while True:

@@ -11,7 +11,6 @@ Changes that histories hold for longer than requested are purged in ranges of tx
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import shutil
 from pathlib import Path
 from typing import Any, Final
@@ -88,10 +87,7 @@ class Purge:
 
     async def stop(self) -> None:
         """Stop the periodic purge."""
-        if self._main is not None:
-            self._main.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._main
+        await tasks.end(self._main)
 
     async def _serve(self) -> None:
         while True:

@@ -61,9 +61,7 @@ class Observer:
     async def stop(self) -> None:
         """Stop asking."""
         for task in self._tasks:
-            task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await task
+            await tasks.end(task)
 
     async def _call(self, verb: str, **params: Any) -> Any:
         async with asyncio.timeout(samples.STEP_S):

@@ -56,10 +56,7 @@ class PublicationGuard:
 
     async def stop(self) -> None:
         """Stop looking."""
-        if self._main is not None:
-            self._main.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._main
+        await tasks.end(self._main)
 
     async def _serve(self) -> None:
         reason = ""

@@ -118,9 +118,7 @@ class Child:
                     _log.warning("child killed", child=self.name, after_s=STOP_S)
                     process.signal(signal.SIGKILL)
                     await process.wait()
-            self._task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._task
+            await tasks.end(self._task)
 
     async def _supervise(self) -> None:
         delay = BACKOFF_S_MIN

@@ -77,9 +77,7 @@ class Traces:
         """Stop, after sending the remaining spans for at most a second."""
         if self._task is None:
             return
-        self._task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await self._task
+        await tasks.end(self._task)
         if self._provider is not None:
             await asyncio.to_thread(self._provider.force_flush, 1_000)
 
