@@ -2,7 +2,7 @@
 
 Such a view lacks batches from before the log began (``wal_retention = source``), or from a time
 when the log was full.  All these views share one copied stream (``copied_stream.py``).  It begins
-where the furthest of them stands, and the others join when it comes by.  It ends where the log
+where the furthest of them stands, and other views join when it comes by.  It ends where the log
 begins, or where the last view leads again.  If a view comes that is even further back, the stream
 begins anew there.  So the furthest view always reads, and none waits for ever.
 
@@ -20,21 +20,21 @@ import structlog
 
 from headrace import clock
 from headrace.errors import RESYNC, BugError, HeadraceError, TransientError
+from headrace.forwarder import policy
 from headrace.forwarder.batcher import Batch
 from headrace.forwarder.receiver import PositionGone
 from headrace.runtime.copied_stream import Beginning, CopiedStream
 from headrace.runtime.cursor import Cursor, OnEngine
 from headrace.runtime.engine_state import EngineState
 from headrace.runtime.positions import BatchRecord
-from headrace.runtime.views import Unit, View
+from headrace.runtime.views import View
 from headrace.runtime.watch import Watch
 from headrace.sql import states
 
 _log = structlog.get_logger(__name__)
 
-_RETRY_S: Final = 0.2
-"""Pause after the first attempt that failed; doubled each time."""
 _RETRY_S_MAX: Final = 10.0
+"""Longest pause after an attempt that failed."""
 
 
 class SourceCursor(Cursor):
@@ -164,7 +164,7 @@ class SourceCursors:
         if not isinstance(error, TransientError):
             raise error
         self._failures += 1
-        self._retry_at = clock.monotonic() + min(_RETRY_S * 2**self._failures, _RETRY_S_MAX)
+        self._retry_at = clock.monotonic() + policy.backoff_s(self._failures, _RETRY_S_MAX)
         text = "; ".join(filter(None, (error.message, error.hint)))
         if self._say(text, lacking):
             _log.warning("views wait for the source", reason=error.message, code=error.code)
@@ -172,12 +172,11 @@ class SourceCursors:
     def _waiting(self, lacking: Iterable[int]) -> list[View]:
         """Return the views that catch up, and that stand at a txid in ``lacking``."""
         state, at = self._state, set(lacking)
-        out = []
-        for view in state.lagging_views:
-            units: list[Unit] = [view, *state.needed([view])]
-            if any(unit.processed in at for unit in units):
-                out.append(view)
-        return out
+        return [
+            view
+            for view in state.lagging_views
+            if any(unit.processed in at for unit in state.units_of(view))
+        ]
 
     def _say(self, text: str, lacking: Iterable[int]) -> bool:
         """Note with each view that waits why it does; return whether that is news."""

@@ -354,6 +354,13 @@ def test_a_view_waits_while_the_server_has_no_room_for_a_copy(
         wait_until(lambda: differs(source, "quick", QUICK) == [], "no other view waits")
         assert not reads
         assert status_of(source, "counts")[0] == Status.RUNNING
+        # It has waited for hours: a pause that only doubles is too large for a number.
+        cursors = running.engine._catching_up._cursors._source
+        running.on(lambda: vars(cursors).update(_failures=2_000, _retry_at=0.0))
+        wait_until(lambda: cursors._failures > 2_000, "it tries again")
+        change(source, rng, 5)
+        wait_until(lambda: differs(source, "quick", QUICK) == [], "no other view waits")
+    running.on(lambda: vars(cursors).update(_retry_at=0.0))
     equal(running, source, quick=QUICK, counts=COUNTS)
     lead(running)
     wait_until(lambda: not any(messages().values()), "it no longer waits")
