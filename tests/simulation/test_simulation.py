@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 
+from headrace.postgres import reuse
+from headrace.runtime import engine
 from tests.simulation import world as worlds
 from tests.simulation.script import Script
 
@@ -35,6 +39,13 @@ def run(seed: int) -> worlds.World:
 )
 def test_seed(seed):
     run(seed)
+
+
+def test_threads_of_other_tests_keep_their_clock():
+    """A connection that an earlier test returned is closed by a timer, perhaps during a run."""
+    with worlds.made(7):
+        assert reuse.threading is threading
+        assert engine.threading is not threading
 
 
 def test_seed_repeats_its_run():

@@ -453,12 +453,11 @@ def made(seed: int | str) -> Iterator[World]:
     load_all()
     shared = Path("/dev/shm")
     folder = Path(tempfile.mkdtemp(dir=shared if shared.is_dir() else None))
-    scheduler_seed = seed
     gc.collect()
     gc.disable()
     try:
         with pytest.MonkeyPatch.context() as patch:
-            world = World(scheduler_seed, folder / "disk", patch)
+            world = World(seed, folder / "disk", patch)
             with primitives.installed(world.scheduler):
                 world.put_in_place()
                 yield world
