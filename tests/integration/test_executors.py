@@ -8,7 +8,7 @@ import random
 import signal
 import socket
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 
 import psycopg
@@ -18,6 +18,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from headrace.config import Settings
 from headrace.errors import UserError
 from headrace.process.fork_server import ForkServer
+from headrace.process.rpc import SOCKET_BYTES_MAX
 from headrace.process.shares import processes_max
 from headrace.server import main
 from headrace.server.executors import LOOK_S, Executors
@@ -112,29 +113,51 @@ def check(conn: psycopg.Connection) -> None:
         assert differs(conn, name, query) == [], name
 
 
-def test_views_move_under_load_and_come_home(database, short_path, monkeypatch):
-    port, rng = free_port(), random.Random(1)
+def serve(
+    database: str, data_dir: Path, monkeypatch, story: Callable[[Server, str], Awaitable[None]]
+) -> None:
+    """Run a server on ``data_dir``, with up to two processes; ``story`` gets its DSN, too."""
+    port = free_port()
     name = str(conninfo_to_dict(database)["dbname"])
     given = {k.removeprefix("HEADRACE_").lower(): v for k, v in environment(name).items()}
-    own = {"source": database, "data_dir": str(short_path / "d"), "listen": f"127.0.0.1:{port}"}
+    own = {"source": database, "data_dir": str(data_dir), "listen": f"127.0.0.1:{port}"}
     settings = Settings.of(given | own | {"allow_trust": "true", "executors": "2"})
-    dsn = make_conninfo(database, host="127.0.0.1", port=port)
 
-    async def story(server: Server) -> None:
-        await asyncio.wait_for(server.commander._supervisor.ready(), PATIENCE_S)
-        await asyncio.wait_for(server.commander._direct.connected.wait(), PATIENCE_S)
+    async def run(fork_server: ForkServer) -> None:
+        server = Server(settings, fork_server, monkeypatch)
+        serving = asyncio.create_task(server.commander.run())
+        try:
+            await asyncio.wait_for(server.commander._supervisor.ready(), PATIENCE_S)
+            await asyncio.wait_for(server.commander._direct.connected.wait(), PATIENCE_S)
+            await asyncio.to_thread(wait_until, lambda: opens(port), "an open port")
+            await story(server, make_conninfo(database, host="127.0.0.1", port=port))
+        finally:
+            server.commander._stop.set()
+            await serving
 
-        def begin() -> psycopg.Connection:
-            wait_until(lambda: opens(port), "an open port")
-            conn = psycopg.connect(dsn, autocommit=True, prepare_threshold=None)
-            for name, query in QUERIES.items():
-                conn.execute("CALL headrace.create_view(%s, %s)", (name, query))
-            for _ in range(4):
-                change(conn, rng)
-            check(conn)
-            return conn
+    with psycopg.connect(database, autocommit=True) as source:
+        source.execute(TABLES)
+    data_dir.mkdir(mode=0o700)
+    with ForkServer() as fork_server:
+        asyncio.run(run(fork_server))
 
-        conn = await asyncio.to_thread(begin)
+
+def begun(dsn: str, rng: random.Random) -> psycopg.Connection:
+    """Create the views, and change rows; return a connection."""
+    conn = psycopg.connect(dsn, autocommit=True, prepare_threshold=None)
+    for name, query in QUERIES.items():
+        conn.execute("CALL headrace.create_view(%s, %s)", (name, query))
+    for _ in range(4):
+        change(conn, rng)
+    check(conn)
+    return conn
+
+
+def test_views_move_under_load_and_come_home(database, short_path, monkeypatch):
+    rng = random.Random(1)
+
+    async def story(server: Server, dsn: str) -> None:
+        conn = await asyncio.to_thread(begun, dsn, rng)
         whole = await asyncio.to_thread(limit, conn)
         await server.passes(BUSY, 10)
         assert (await asyncio.to_thread(listed, conn)).keys() == {"main"}
@@ -184,20 +207,36 @@ def test_views_move_under_load_and_come_home(database, short_path, monkeypatch):
         ) == [("running",)] * len(QUERIES)
         conn.close()
 
-    async def run(fork_server: ForkServer) -> None:
-        server = Server(settings, fork_server, monkeypatch)
-        serving = asyncio.create_task(server.commander.run())
-        try:
-            await story(server)
-        finally:
-            server.commander._stop.set()
-            await serving
+    serve(database, short_path / "d", monkeypatch, story)
 
-    with psycopg.connect(database, autocommit=True) as source:
-        source.execute(TABLES)
-    Path(own["data_dir"]).mkdir(mode=0o700)
-    with ForkServer() as fork_server:
-        asyncio.run(run(fork_server))
+
+def test_no_executor_is_added_whose_sockets_have_too_long_a_path(
+    database, short_path, monkeypatch, capfd
+):
+    """The views stay where they are, and go on; only the server's own sockets fit."""
+    rng, said = random.Random(2), [""]
+
+    def is_told() -> bool:
+        said[0] += "".join(capfd.readouterr())
+        return "executor cannot be added" in said[0]
+
+    async def story(server: Server, dsn: str) -> None:
+        conn = await asyncio.to_thread(begun, dsn, rng)
+        for _ in again_and_again(PATIENCE_S):
+            await server.passes(BUSY, 30)
+            assert (await asyncio.to_thread(listed, conn)).keys() == {"main"}
+            if is_told():
+                break
+            # The views' measured loads were too different for a move to be worth it.
+            await asyncio.to_thread(change, conn, rng)
+        assert is_told()
+        await asyncio.to_thread(change, conn, rng)
+        await asyncio.to_thread(check, conn)
+        conn.close()
+
+    data_dir = short_path / ("d" * (79 - len(str(short_path))))
+    assert len(f"{data_dir}/workers/headrace_1/run/worker.sock") > SOCKET_BYTES_MAX
+    serve(database, data_dir, monkeypatch, story)
 
 
 def test_the_names_of_executors_are_reserved(commander):
