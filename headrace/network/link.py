@@ -36,6 +36,7 @@ from headrace.network.messages import (
     Greeting,
     Reply,
     ToWorker,
+    UnitDiffs,
     Work,
 )
 from headrace.network.probe import Probed, Prober
@@ -285,6 +286,8 @@ class FlightLink:
         with self._changed:
             self._heard = clock.monotonic()
             match word:
+                case UnitDiffs():
+                    return  # no caller waits for a part of a result
                 case Greeted():
                     self._joined = word
                 case Reply():

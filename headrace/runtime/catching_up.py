@@ -354,9 +354,10 @@ class CatchingUp:
         if future is not None and coalesced is not None:
             for unit_id in self._state.lagging.working:
                 unit = self._state.unit(unit_id)
-                if unit is not None:
-                    self._hosts.interrupt_unit(unit)
-                if unit is not None and unit.bound is not None and unit.bound.inside:
+                if unit is None:
+                    continue
+                self._hosts.interrupt_unit(unit)
+                if unit.bound is not None and unit.bound.inside:
                     unit.bound.cancel(Interrupted("the stream begins anew", sqlstate="57014"))
             while not future.done():
                 serve()
