@@ -275,8 +275,8 @@ class Settings:
     """Views that a role may own; 0: no limit. This setting and the next do not apply to superusers
     and members of the engine's role."""
     populations_per_role_max: int = 8
-    """Populations that one role may have at once, so that roles share ``populations_max``; the
-    others wait; 0: no limit."""
+    """Populations that one role may have at once, so that roles share ``populations_max``;
+    further ones wait; 0: no limit."""
     commands_per_role_max: int = 100
     """Calls that a role may have running at once, apart from wait_for; 0: no limit."""
     population_idle_ms_max: int = 60_000

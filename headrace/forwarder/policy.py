@@ -1,4 +1,4 @@
-"""The batching policy: when a batch is taken, how large it is, which groups lag, what is due.
+"""The batching policy: the time and size of batches, the groups that lag, the next checkpoint.
 
     facts and the time ──► policy ──► decision        callers gather the facts, and act
 

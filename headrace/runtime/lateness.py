@@ -1,10 +1,10 @@
 """Views that make other views late: reports for their owners and for the log.
 
-The views of a lane wait for each other: a batch is written when all of them have processed it, and
-the views of a commit group change in one transaction.  So a slow view delays the others, as does a
-view with many changed rows.  During the batch, ``list_views()`` names the view that is worked on
-(``activity.py``).  Afterwards the slow view and the delayed views have a note, until no view was
-late for a minute; the log names the slow view once.
+Views that lead wait for each other, and so do views that lag: a batch is written when all of them
+have processed it, and the views of a commit group change in one transaction.  So a slow view delays
+other views, as does a view with many changed rows.  During the batch, ``list_views()`` names the
+view that is worked on (``activity.py``).  Afterwards the slow view and the delayed views have a
+note, until no view was late for a minute; the log names the slow view once.
 """
 
 from __future__ import annotations

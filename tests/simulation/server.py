@@ -458,7 +458,7 @@ class Connection:
                 raise
         return []
 
-    # --- what the sink uses besides statements
+    # --- the sink, besides statements
 
     def exchange(self, statements: Sequence[Sent], sent: Callable[[], None]) -> list[Got]:
         """Execute statements in one round trip; see ``Pipelined``."""
