@@ -1,8 +1,9 @@
 """Waits for conditions and for the views, never for a fixed time.
 
 Views are waited for with a marker that travels with the data. Every test transaction also updates a
-row of table ``marker``, which has its own view. All views commit a txid together, so once
-``marker_view`` shows a number, every view covers it.
+row of table ``marker``, which has its own view. All views that lead their commit group commit a txid
+together, so once ``marker_view`` shows a number, each of them covers it. A view that catches up does
+not: ``settle`` also waits for each of these, and so a test that kills a process uses it.
 """
 
 from __future__ import annotations
@@ -101,3 +102,13 @@ def wait_for(source: psycopg.Connection, number: int, seconds: float = PATIENCE_
         time.sleep(0.003)
     stopped = source.execute(STOPPED).fetchone()
     assert stopped is None or not stopped[0], stopped
+
+
+def settle(source: psycopg.Connection, seconds: float = PATIENCE_S) -> None:
+    """Return once every view covers all that is committed, also one that catches up by itself."""
+    wait_for(source, bump(source), seconds)
+    running = "SELECT format('%I.%I', schema_name, view_name) FROM headrace.views WHERE status = 'running'"
+    for (name,) in source.execute(running).fetchall():
+        source.execute(
+            "CALL headrace.wait_for(%s, timeout => make_interval(secs => %s))", (name, seconds)
+        )

@@ -20,7 +20,7 @@ from headrace.server import main as server_main
 from tests.compared import differs, status_of
 from tests.conftest import drop_database
 from tests.faults.helpers import WORKER, memory_peak_bytes, signal_worker, slot, wal_end
-from tests.waiting import at_any_moment, bump, create_marker, wait_for, wait_until
+from tests.waiting import at_any_moment, create_marker, settle, wait_until
 
 MIB = 1024 * 1024
 
@@ -53,10 +53,6 @@ def create(engine, source: psycopg.Connection, views: dict[str, str], options: s
         create_marker(source, commander)
         for name, query in views.items():
             commander.execute(f"CALL headrace.create_view('{name}', $q${query}$q$, '{options}')")
-
-
-def settle(source: psycopg.Connection) -> None:
-    wait_for(source, bump(source), 90)
 
 
 def check(source: psycopg.Connection, views: dict[str, str]) -> None:
@@ -236,7 +232,7 @@ def test_million_row_transaction_in_bounded_memory(engine):  # H32, in small
         source.execute(
             "INSERT INTO t SELECT i, i % 100, i % 10000 FROM generate_series(1, 1000000) i"
         )
-        wait_for(source, bump(source), 400)
+        settle(source, 400)
         grown = memory_peak_bytes(pid) - before
         assert engine.child(WORKER) == pid, "nobody died on the way"
         for name, query in views.items():

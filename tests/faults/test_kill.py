@@ -16,7 +16,7 @@ import psycopg
 import pytest
 
 from tests.compared import differs
-from tests.waiting import PATIENCE_S, at_any_moment, bump, create_marker, wait_for, wait_until
+from tests.waiting import PATIENCE_S, at_any_moment, create_marker, settle, wait_until
 
 ACCOUNTS = 60
 TOTAL = ACCOUNTS * 100
@@ -117,10 +117,6 @@ def kill_child(engine, module: str) -> None:
     if pid is not None:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
-
-
-def settle(source: psycopg.Connection) -> None:
-    wait_for(source, bump(source))
 
 
 def assert_equal(source: psycopg.Connection, views: dict[str, str]) -> None:

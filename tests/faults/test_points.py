@@ -11,7 +11,15 @@ import pytest
 
 from tests.compared import differs
 from tests.faults.helpers import signal_worker
-from tests.waiting import again_and_again, at_any_moment, bump, create_marker, wait_for, wait_until
+from tests.waiting import (
+    again_and_again,
+    at_any_moment,
+    bump,
+    create_marker,
+    settle,
+    wait_for,
+    wait_until,
+)
 
 ROWS = 2_000
 POINT = "SELECT i.id, i.g, i.x FROM items i JOIN groups g ON i.g = g.g WHERE g.open"
@@ -120,7 +128,7 @@ def test_a25_attached_amid_writers_and_kills(engine, seed):
                     assert mine == attached
             done = writers.done
             wait_until(lambda: writers.done > done + 50, "the writers go on")
-        wait_for(source, bump(source))
+        settle(source)
         check(source, since)
 
 

@@ -10,7 +10,7 @@ import psycopg
 import pytest
 
 from tests.compared import differs
-from tests.waiting import bump, create_marker, wait_for
+from tests.waiting import bump, create_marker, settle, wait_for
 
 TYPES = """
 CREATE TYPE mood AS ENUM ('sad', 'ok', 'happy');
@@ -102,13 +102,13 @@ def touched(source: psycopg.Connection) -> list[tuple[object, ...]]:
 
 def self_update(source: psycopg.Connection, views: dict[str, str]) -> None:
     """Update rows to themselves, together and singly; the rows of the views must not move."""
-    wait_for(source, bump(source), 90)
+    settle(source)
     before = touched(source)
     assert before
     source.execute("UPDATE vals SET id = id")
     for number in range(1, 5):
         source.execute("UPDATE vals SET t = t WHERE id = %s", (number,))
-    wait_for(source, bump(source), 90)
+    settle(source)
     assert touched(source) == before
     for name, query in views.items():
         assert not (wrong := differs(source, name, query)), "\n".join([name, *wrong])
