@@ -10,8 +10,8 @@ that lag, and the checkpoints.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 _REST: Final = 0.5
@@ -46,6 +46,9 @@ _MEETING_PAUSE: Final = 10
 _MISSING_MAX: Final = 8
 """Missing checkpoints after which no more batches are taken."""
 _BACKOFF_S: Final = 0.2
+_TARGET_S: Final = (0.05, 1.0)
+"""Least and greatest latency target by which views take turns: none gets less than a twentieth of
+the time that another one gets."""
 
 # --- batches of the views that lead
 
@@ -202,6 +205,44 @@ class Meeting:
     def met(self) -> Meeting:
         """Return the state after a view has begun to lead: the next wait is short."""
         return replace(self, seconds=_MEETING_S)
+
+
+def target_s(latency_ms: float) -> float:
+    """Return the latency target, in seconds, by which a view takes turns (``FairShares``)."""
+    least, most = _TARGET_S
+    return min(max(latency_ms / 1000, least), most)
+
+
+@dataclass(frozen=True, slots=True)
+class FairShares:
+    """The shares of views that lag in the time of their thread (stride scheduling).
+
+    Views with the same latency target form a class, and the thread's time is divided among the
+    classes that have work in inverse proportion to their targets.  A class that had no work begins
+    where the others are.  In a class, the views that are furthest back and those that are nearest
+    alternate: the former meet others, the latter are soon done.
+    """
+
+    used: Mapping[float, float] = field(default_factory=dict)
+    """By target: the time used, weighted with the target, up to now."""
+    far: frozenset[float] = frozenset()
+    """The classes whose next turn is that of the views furthest back."""
+
+    def next(self, waiting: Mapping[float, Sequence[int]]) -> tuple[float, int]:
+        """Return the target and the position whose turn it is.
+
+        ``waiting``: by target, in seconds, the positions of views that have work, ascending.
+        """
+        begun = min((self.used[t] for t in waiting if t in self.used), default=0.0)
+        target = min(waiting, key=lambda t: (max(self.used.get(t, begun), begun), t))
+        return target, waiting[target][0 if target in self.far else -1]
+
+    def took(self, waiting: Collection[float], target: float, seconds: float) -> FairShares:
+        """Return the turns after ``target`` of the classes ``waiting`` took ``seconds``."""
+        begun = min((self.used[t] for t in waiting if t in self.used), default=0.0)
+        used = {t: max(self.used.get(t, begun), begun) for t in waiting}
+        used[target] += seconds * target
+        return FairShares(used, (self.far ^ {target}) & used.keys())
 
 
 # --- checkpoints

@@ -23,6 +23,9 @@ exclusive:
 * Invariant 4: the output of a shared subplan at a txid follows from that txid only.  A reader whose
   table is locked goes back, and reads the output later, up to any txid.
 
+Views take turns by their ``latency_ms`` (``policy.FairShares``): those with the same target go on
+together where they meet.
+
 Views on other workers lag likewise: their batches go over an exchange of their own.  A slow group
 with such views leads, because their link may be slow, and one thread serves all lagging views.  So
 does one with views that read the clock, because time passes for them without batches.
@@ -32,7 +35,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
 from dataclasses import dataclass
@@ -86,6 +89,8 @@ class _CoalescedBatch:
     remote: RemoteBatch
     """The part of units on other workers."""
     cursor: Cursor
+    target_s: float
+    """The latency target of these views."""
     begun: float
 
     def run(self, processor: Processor, attempt: int, types: Types) -> Result:
@@ -150,8 +155,9 @@ class CatchingUp:
         self._cursors: Final = Cursors(state, watch, calls.on_engine, calls.fail, calls.poke)
         self._coalesced: _CoalescedBatch | None = None
         self._future: Future[Result] | None = None
-        self._behind_next = False
-        """Whether the next coalesced batch is one of the view that is furthest behind."""
+        self._turns = policy.FairShares()
+        self._waiting: Collection[float] = ()
+        """The latency targets of the views that had work when the last turn was given."""
         self._errors = 0
         """Coalesced batches that met a temporary error, since the last one that did not."""
         self._retry_at = 0.0
@@ -256,11 +262,16 @@ class CatchingUp:
         readable = [at for at in possible if reach[at] > at]
         if not readable:
             return None
-        at = readable[0] if self._behind_next else readable[-1]
-        self._behind_next = not self._behind_next
-        taking = [view for view in views if view.processed == at]
+        targets = self._targets(views, shared)
+        self._waiting = waiting = _by_target(targets, [*views, *shared], readable)
+        target_s, at = self._turns.next(waiting)
+        taking = [v for v in views if v.processed == at and targets[v.id] == target_s]
         needed_now = {s.id for s in state.needed(taking)}
-        needed = [s for s in shared if s.processed == at or s.id in needed_now]
+        needed = [
+            s
+            for s in shared
+            if s.id in needed_now or (s.processed == at and targets[s.id] == target_s)
+        ]
         end = min([reach[at], *(txid for txid in behind if txid > at)])
         end = self._last(taking, needed, at + 1, end)
         units = [*taking, *(s for s in needed if s.processed == at)]
@@ -269,7 +280,22 @@ class CatchingUp:
         cursor = self._cursors.at(at, end)
         remote = self._hosts.batch(placed, lagging=True)
         now = clock.monotonic()
-        return _CoalescedBatch(at + 1, last, taking, needed, units, remote, cursor, now)
+        return _CoalescedBatch(at + 1, last, taking, needed, units, remote, cursor, target_s, now)
+
+    def _targets(self, views: Sequence[View], shared: Iterable[Shared]) -> dict[int, float]:
+        """Return the latency targets of units in seconds, by ID: the least of those that need it.
+
+        The views of a commit group have one target, so that they go on together.
+        """
+        groups = defaultdict[str, float](lambda: math.inf)
+        for view in views:
+            target_s = policy.target_s(view.latency_ms)
+            groups[view.commit_group] = min(groups[view.commit_group], target_s)
+        targets = {view.id: groups[view.commit_group] for view in views}
+        for unit in shared:
+            readers = (targets[v.id] for v in self._state.views_of(unit) if v.id in targets)
+            targets[unit.id] = min(readers, default=policy.target_s(0))
+        return targets
 
     def _possible(self, at: int, views: Sequence[View], shared: Sequence[Shared]) -> bool:
         """Return whether the units at ``at`` can go on: all that they read is not behind them.
@@ -321,6 +347,7 @@ class CatchingUp:
         self._errors = 0
         now = clock.monotonic()
         self._lateness.processed(outcome, now - coalesced.begun, coalesced.views)
+        self._turns = self._turns.took(self._waiting, coalesced.target_s, now - coalesced.begun)
         if now - coalesced.begun >= self._state.settings.slow_batch_ms / 1000:
             # A group whose coalesced batch was slow stays longer.
             touched = {v.commit_group for v in coalesced.views if v.id in outcome.touched}
@@ -534,6 +561,17 @@ class CatchingUp:
         _log.warning("no room for what waits for slow commit groups")
         self._refused_until = policy.refused_until(clock.monotonic())
         self._state.lagging.groups.clear()
+
+
+def _by_target(
+    targets: Mapping[int, float], units: Iterable[Unit], positions: Sequence[int]
+) -> dict[float, list[int]]:
+    """Return, by latency target, those of ``positions`` at which units with that target stand."""
+    found = defaultdict[float, set[int]](set)
+    for unit in units:
+        found[targets[unit.id]].add(unit.processed)
+    at = {target: [p for p in positions if p in found[target]] for target in found}
+    return {target: some for target, some in at.items() if some}
 
 
 def _nothing() -> None:

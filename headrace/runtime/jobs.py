@@ -38,6 +38,8 @@ class ViewPart:
     """Rights without which the view is not written."""
     kept: bool = False
     """Whether its changes go into its history as well."""
+    latency_ms: int = 0
+    """How late it may be: the most urgent commit group is written first."""
 
     @classmethod
     def of(
@@ -52,7 +54,8 @@ class ViewPart:
         if not part.changes:
             return part
         known, rights = relied_on(view)
-        return replace(part, known=known, rights=rights, kept=view.kept)
+        latency_ms = view.latency_ms
+        return replace(part, known=known, rights=rights, kept=view.kept, latency_ms=latency_ms)
 
     @property
     def changes(self) -> bool:

@@ -12,6 +12,7 @@ for it (commit.py, Invariant 2).
 
 from __future__ import annotations
 
+import math
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -435,9 +436,17 @@ class _Breaks:
 
 
 def _by_group(parts: Sequence[ViewPart]) -> Iterator[list[ViewPart]]:
-    """Yield the parts of each commit group, groups and views always in the same order."""
-    for group in sorted({part.group for part in parts}):
-        yield [part for part in parts if part.group == group]
+    """Yield the parts of each commit group, the most urgent group first, views in their order."""
+    groups: dict[str, list[ViewPart]] = {}
+    for part in parts:
+        groups.setdefault(part.group, []).append(part)
+    yield from sorted(groups.values(), key=_urgency)
+
+
+def _urgency(parts: Sequence[ViewPart]) -> tuple[float, str]:
+    """Return the sort key of a commit group: its least ``latency_ms``, then its name."""
+    least = min((part.latency_ms for part in parts if part.changes), default=math.inf)
+    return least, parts[0].group
 
 
 def _known(error: psycopg.Error) -> Exception:

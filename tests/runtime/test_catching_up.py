@@ -396,6 +396,53 @@ def test_no_other_view_notices_a_view_on_a_worker_that_catches_up(
         running.stop()
 
 
+def test_a41_the_latency_decides_who_runs_first(source, database, start, monkeypatch):
+    """Two groups are equally far behind; the one that may be less late has its batches first."""
+    monkeypatch.setattr(policy, "_COALESCED_TXIDS", 1)
+    running = start()
+    queries = {"one": QUICK, "two": SUMS}
+    ids = {
+        name: grouped(running, source, database, name, name, query)
+        for name, query in queries.items()
+    }
+    book, lifecycle, rng = running.book, running.engine.lifecycle, random.Random(12)
+    order: list[str] = []
+    run = catching_up._CoalescedBatch.run
+
+    def noted(batch: catching_up._CoalescedBatch, *more):
+        order.extend(name for name, view_id in ids.items() if book.views[view_id] in batch.views)
+        return run(batch, *more)
+
+    monkeypatch.setattr(catching_up._CoalescedBatch, "run", noted)
+
+    def go_on() -> None:
+        for view_id in ids.values():
+            lifecycle.resume(view_id)
+
+    for urgent, other in (("one", "two"), ("two", "one")):
+        for name, latency_ms in ((urgent, 0), (other, 60_000)):
+            source.execute(
+                "UPDATE headrace.views SET options = options || jsonb_build_object('latency_ms', %s::int)"
+                " WHERE view_name = %s",
+                (latency_ms, name),
+            )
+            running.on(partial(lifecycle.look_again, ids[name]))
+        for view_id in ids.values():
+            running.on(partial(lifecycle.pause, view_id))
+        last = book.taken.txid
+        while book.taken.txid < last + 30:
+            change(source, rng)
+            settle(running, source)
+        order.clear()
+        running.on(go_on)
+        wait_until(lambda: not book.lagging.views, "both lead again")
+        check(running, source, **queries)
+        last = len(order) - order[::-1].index(urgent)
+        before = order[:last].count(other)
+        assert order.count(urgent) > 25, "one txid after the other"
+        assert before < order.count(urgent) / 2, order
+
+
 def test_a_shared_subplan_takes_each_txid_by_itself(source, database, start, stay, monkeypatch):
     """Its output at a txid is right for a reader that was locked, and stops at any txid."""
     running = start(slow_batch_ms=MS)

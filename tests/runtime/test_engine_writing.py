@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
 import psycopg
 import pyarrow as pa
@@ -110,6 +111,19 @@ def test_a_group_without_changes_makes_no_transaction(conn, owner, sink):
     # The next one moves over the txid that was not written.
     answer = sink.write(owner, job(2, a.part(), b.part(5), c.part()))
     assert {i: p.txid for i, p in answer.progress.items()} == {2: 2, 3: 2}
+
+
+def test_the_group_that_may_be_least_late_is_written_first(conn, owner, sink):
+    views = [View(conn, i, group) for i, group in enumerate(["a", "b", "c", "b"], 1)]
+    for txid, (latencies, order) in enumerate(
+        [([500, 100, 0, 900], "cba"), ([0, 100, 500, 900], "abc"), ([500, 900, 100, 0], "bca")], 1
+    ):
+        parts = [v.part(txid) for v in views]
+        parts = [replace(p, latency_ms=ms) for p, ms in zip(parts, latencies, strict=True)]
+        answer = sink.write(owner, job(txid, *parts))
+        assert "".join(answer.seconds) == order
+        xids = {v.group: int(v.stored[1]) for v in views}
+        assert sorted(xids, key=lambda group: xids[group]) == list(order)
 
 
 def test_a_locked_table_leaves_its_group_and_other_groups_commit(conn, owner, sink, database):

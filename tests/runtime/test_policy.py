@@ -167,6 +167,47 @@ def test_a_log_without_room_is_tried_again(now):
     assert now < policy.refused_until(now) <= now + 3_600.0
 
 
+TARGETS = st.sets(
+    st.sampled_from([0, 60, 100, 500, 1_000, 60_000]).map(policy.target_s), min_size=2, max_size=4
+)
+
+
+@given(TARGETS, st.lists(st.floats(0.001, 1.0), min_size=20, max_size=200))
+def test_the_time_is_divided_by_latency_targets(targets, batches):
+    """No class falls behind its share by more than one batch, and none waits for ever."""
+    waiting = {target: [1] for target in targets}
+    turns, used = policy.FairShares(), dict.fromkeys(targets, 0.0)
+    for took_s in batches:
+        target, at = turns.next(waiting)
+        assert at == 1
+        used[target] += took_s * target
+        turns = turns.took(waiting, target, took_s)
+        assert max(used.values()) - min(used.values()) <= 1.0 + 1e-9
+
+
+@given(TARGETS, st.lists(st.floats(0.001, 1.0), max_size=50), st.data())
+def test_a_class_that_had_no_work_gets_no_more_than_the_others(targets, batches, data):
+    alone, *_ = targets
+    turns = policy.FairShares()
+    for took_s in batches:
+        turns = turns.took([alone], alone, took_s)
+    waiting = {target: [1] for target in targets}
+    for _ in range(2 * len(targets)):
+        target, _ = turns.next(waiting)
+        turns = turns.took(waiting, target, data.draw(st.floats(0.001, 1.0)))
+        assert max(turns.used.values()) - min(turns.used.values()) <= 1.0 + 1e-9
+
+
+@given(st.lists(st.integers(0, 9), min_size=1, max_size=5, unique=True).map(sorted))
+def test_the_furthest_views_of_a_class_alternate_with_the_nearest(positions):
+    turns, got = policy.FairShares(), []
+    for _ in range(6):
+        target, at = turns.next({0.0: positions})
+        turns = turns.took([0.0], target, 0.1)
+        got.append(at)
+    assert got == [positions[-1], positions[0]] * 3
+
+
 STEPS = st.lists(
     st.tuples(
         st.floats(0.0, 3.0),
