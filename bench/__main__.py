@@ -18,6 +18,7 @@ from bench.costs import Costs
 from bench.creations import Creations
 from bench.drain import Drain
 from bench.engine import Engine
+from bench.executors import Executors
 from bench.expressions import Expressions
 from bench.freshness import Freshness
 from bench.growth import Growth
@@ -53,6 +54,7 @@ SCENARIOS: dict[str, type[Scenario]] = {
         Creations,
         Drain,
         Engine,
+        Executors,
         Expressions,
         Freshness,
         Growth,

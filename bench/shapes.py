@@ -115,10 +115,13 @@ class Stream:
 
 
 @contextlib.contextmanager
-def streaming(options: Options, rows: int) -> Iterator[tuple[Bed, Stream]]:
-    """Yield a bed with ``rows`` orders and a running engine; new views follow the stream."""
+def streaming(options: Options, rows: int, **env: str) -> Iterator[tuple[Bed, Stream]]:
+    """Yield a bed with ``rows`` orders and a running engine; new views follow the stream.
+
+    ``env``: settings of the engine.
+    """
     with (
-        bed(options, HEADRACE_SPARK_WARM="false") as on,
+        bed(options, HEADRACE_SPARK_WARM="false", **env) as on,
         psycopg.connect(on.source, autocommit=True) as conn,
     ):
         stream = Stream(conn, rows)
