@@ -114,14 +114,18 @@ def check(conn: psycopg.Connection) -> None:
 
 
 def serve(
-    database: str, data_dir: Path, monkeypatch, story: Callable[[Server, str], Awaitable[None]]
+    database: str,
+    data_dir: Path,
+    monkeypatch,
+    story: Callable[[Server, str], Awaitable[None]],
+    processes: int = 2,
 ) -> None:
-    """Run a server on ``data_dir``, with up to two processes; ``story`` gets its DSN, too."""
+    """Run a server on ``data_dir``, with up to ``processes``; ``story`` gets its DSN, too."""
     port = free_port()
     name = str(conninfo_to_dict(database)["dbname"])
     given = {k.removeprefix("HEADRACE_").lower(): v for k, v in environment(name).items()}
     own = {"source": database, "data_dir": str(data_dir), "listen": f"127.0.0.1:{port}"}
-    settings = Settings.of(given | own | {"allow_trust": "true", "executors": "2"})
+    settings = Settings.of(given | own | {"allow_trust": "true", "executors": str(processes)})
 
     async def run(fork_server: ForkServer) -> None:
         server = Server(settings, fork_server, monkeypatch)
@@ -135,16 +139,21 @@ def serve(
             server.commander._stop.set()
             await serving
 
-    with psycopg.connect(database, autocommit=True) as source:
-        source.execute(TABLES)
-    data_dir.mkdir(mode=0o700)
+    if not data_dir.exists():
+        with psycopg.connect(database, autocommit=True) as source:
+            source.execute(TABLES)
+        data_dir.mkdir(mode=0o700)
     with ForkServer() as fork_server:
         asyncio.run(run(fork_server))
 
 
+def connect(dsn: str) -> psycopg.Connection:
+    return psycopg.connect(dsn, autocommit=True, prepare_threshold=None)
+
+
 def begun(dsn: str, rng: random.Random) -> psycopg.Connection:
     """Create the views, and change rows; return a connection."""
-    conn = psycopg.connect(dsn, autocommit=True, prepare_threshold=None)
+    conn = connect(dsn)
     for name, query in QUERIES.items():
         conn.execute("CALL headrace.create_view(%s, %s)", (name, query))
     for _ in range(4):
@@ -153,28 +162,54 @@ def begun(dsn: str, rng: random.Random) -> psycopg.Connection:
     return conn
 
 
-def test_views_move_under_load_and_come_home(database, short_path, monkeypatch):
-    rng = random.Random(1)
+async def overloaded(server: Server, conn: psycopg.Connection, rng: random.Random) -> int:
+    """Have a view move to an executor; return the process ID of the latter."""
+    await server.passes(BUSY, 10)
+    assert (await asyncio.to_thread(listed, conn)).keys() == {"main"}
+    await server.passes(BUSY, 20)
+    found = await asyncio.to_thread(listed, conn)
+    for _ in again_and_again(PATIENCE_S):
+        state, _, views, *_ = found.get("headrace_1", ("", None, 0))
+        if state == "running" and views:
+            break  # a slow machine may not answer in time
+        # The views' measured loads were too different for a move to be worth it.
+        await asyncio.to_thread(change, conn, rng)
+        await server.passes(BUSY, 30)
+        found = await asyncio.to_thread(listed, conn)
+    state, pid, views, cpu_s, moved = found["headrace_1"]
+    assert (state, views) == ("running", 1)
+    assert cpu_s > 0
+    assert "this process was the limit, since 20" in moved
+    return int(pid)
 
-    async def story(server: Server, dsn: str) -> None:
+
+def executor(conn: psycopg.Connection) -> int:
+    """Return the process ID of the executor, once it answers."""
+    return int(
+        wait_until(lambda: listed(conn).get("headrace_1", (0, 0))[1], "the executor's answer")
+    )
+
+
+async def at_home(server: Server, conn: psycopg.Connection, rng: random.Random) -> None:
+    """Check that all views are in the main process, and follow the changes there."""
+    found = await asyncio.to_thread(listed, conn)
+    assert {name: row[2] for name, row in found.items()} == {"main": 2}
+    await asyncio.to_thread(change, conn, rng)
+    await asyncio.to_thread(check, conn)
+    assert await asyncio.to_thread(
+        lambda: conn.execute("SELECT status FROM headrace.list_views()").fetchall()
+    ) == [("running",)] * len(QUERIES)
+
+
+def test_views_move_under_load_and_come_home(database, short_path, monkeypatch):
+    """They survive a kill of their executor, and a restart of the server."""
+    rng, whole = random.Random(1), 0
+
+    async def away(server: Server, dsn: str) -> None:
+        nonlocal whole
         conn = await asyncio.to_thread(begun, dsn, rng)
         whole = await asyncio.to_thread(limit, conn)
-        await server.passes(BUSY, 10)
-        assert (await asyncio.to_thread(listed, conn)).keys() == {"main"}
-        await server.passes(BUSY, 20)
-        found = await asyncio.to_thread(listed, conn)
-        for _ in again_and_again(PATIENCE_S):
-            state, _, views, *_ = found.get("headrace_1", ("", None, 0))
-            if state == "running" and views:
-                break  # a slow machine may not answer in time
-            # The views' measured loads were too different for a move to be worth it.
-            await asyncio.to_thread(change, conn, rng)
-            await server.passes(BUSY, 30)
-            found = await asyncio.to_thread(listed, conn)
-        state, pid, views, cpu_s, moved = found["headrace_1"]
-        assert (state, views) == ("running", 1)
-        assert cpu_s > 0
-        assert "this process was the limit, since 20" in moved
+        pid = await overloaded(server, conn, rng)
 
         def kill() -> None:
             change(conn, rng)
@@ -188,26 +223,50 @@ def test_views_move_under_load_and_come_home(database, short_path, monkeypatch):
         await asyncio.to_thread(kill)
         await server.passes(BUSY, 60)  # there are as many processes as may be
         assert (await asyncio.to_thread(listed, conn)).keys() == {"main", "headrace_1"}
-        await server.passes(CALM, 590)
-        assert (await asyncio.to_thread(listed, conn)).keys() == {"main", "headrace_1"}
-        again = await asyncio.to_thread(
-            wait_until, lambda: listed(conn)["headrace_1"][1], "the executor's answer"
-        )
-        await server.passes(CALM, 10)
-        found = await asyncio.to_thread(listed, conn)
-        assert {name: row[2] for name, row in found.items()} == {"main": 2}
-        with pytest.raises(ProcessLookupError):
-            os.kill(again, 0)
-        await server.passes(CALM, 0)
-        await asyncio.to_thread(wait_until, lambda: limit(conn) == whole, "all of the memory")
         await asyncio.to_thread(change, conn, rng)
-        await asyncio.to_thread(check, conn)
-        assert await asyncio.to_thread(
-            lambda: conn.execute("SELECT status FROM headrace.list_views()").fetchall()
-        ) == [("running",)] * len(QUERIES)
         conn.close()
 
-    serve(database, short_path / "d", monkeypatch, story)
+    async def home(server: Server, dsn: str) -> None:
+        conn = await asyncio.to_thread(connect, dsn)
+        pid = await asyncio.to_thread(executor, conn)
+        await asyncio.to_thread(change, conn, rng)
+        await asyncio.to_thread(check, conn)
+        assert (await asyncio.to_thread(listed, conn))["headrace_1"][2] == 1
+        await server.passes(CALM, 590)
+        assert await asyncio.to_thread(limit, conn) == whole // 2
+        assert (await asyncio.to_thread(listed, conn)).keys() == {"main", "headrace_1"}
+        await server.passes(CALM, 10)
+        await at_home(server, conn, rng)
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
+        await server.passes(CALM, 0)
+        await asyncio.to_thread(wait_until, lambda: limit(conn) == whole, "all of the memory")
+        conn.close()
+
+    serve(database, short_path / "d", monkeypatch, away)
+    serve(database, short_path / "d", monkeypatch, home)
+
+
+@pytest.mark.slow
+def test_views_come_home_when_the_setting_is_smaller(database, short_path, monkeypatch):
+    rng = random.Random(3)
+
+    async def away(server: Server, dsn: str) -> None:
+        conn = await asyncio.to_thread(begun, dsn, rng)
+        await overloaded(server, conn, rng)
+        await asyncio.to_thread(change, conn, rng)
+        conn.close()
+
+    async def home(server: Server, dsn: str) -> None:
+        conn = await asyncio.to_thread(connect, dsn)
+        await asyncio.to_thread(executor, conn)
+        await asyncio.to_thread(check, conn)
+        await server.passes(BUSY, 0)
+        await at_home(server, conn, rng)
+        conn.close()
+
+    serve(database, short_path / "d", monkeypatch, away)
+    serve(database, short_path / "d", monkeypatch, home, processes=1)
 
 
 def test_no_executor_is_added_whose_sockets_have_too_long_a_path(
