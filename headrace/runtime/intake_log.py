@@ -220,7 +220,7 @@ class IntakeLog:
         queue.begin_after(txid)
         queue.open(self.READER, txid)
         self.queue = queue
-        _log.info("the stream is kept here", after=txid)
+        _log.info("intake log begun", after=txid)
 
     def lose(self, db: RocksDatabase) -> None:
         """Drop the queue, which is of no use any more; do nothing if there is none."""

@@ -35,7 +35,7 @@ _LOCK: Final = 0x4844_5203
 _LOCK_WAIT_S: Final = 15.0
 _PAUSE_S: Final = 0.05
 _SINK: Final = "headrace sink"
-_BESIDE: Final = "headrace lane"
+_BESIDE: Final = "headrace lagging sink"
 
 
 class Owner(SinkLink):

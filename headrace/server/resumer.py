@@ -190,7 +190,7 @@ class Resumer:
         except Exception as error:  # noqa: BLE001  the boundary of one view's resync
             _log.exception("resync ended by a bug", view=name)
             return errors.BugError(f"internal error in rebuilding the view: {error!r}")
-        _log.info("view filled anew", view=name, because=because)
+        _log.info("view is rebuilt", view=name, because=because)
         return None
 
     async def _ended(self, conn: AsyncConnection, job: _Job) -> None:

@@ -99,7 +99,7 @@ class StateReusingAlter(ViewAlteration):
                 # The view follows its tables again meanwhile.
                 self._worker.release()
                 position = self._worker.hold()
-        self._log.info("view is filled anew", reason=self._why)
+        self._log.info("altered view is rebuilt", reason=self._why)
         return super()._populate(staged, position, attempt)
 
     def _go_on(self, found: Common, staged: Staging, position: dict[str, Any]) -> int:

@@ -27,7 +27,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 ROOT = Path(__file__).resolve().parents[2]
 PREVIOUS = "cf91307"
 """The last commit of version 0.1.0, catalog 1."""
-DROPPED = {"elsewhere": "states dropped", "delayed": "view filled anew"}
+DROPPED = {"elsewhere": "states dropped", "delayed": "view is rebuilt"}
 """Messages in the log about views that are populated again.
 
 ``elsewhere``: other workers did not record by which records their batches were cut, so their
@@ -192,7 +192,7 @@ def test_views_go_on_where_they_were(previous, database, tmp_path, how):
             log = new.log[begin:]
             assert "catalog upgraded" in log
             assert all(words in log for words in DROPPED.values())
-            anew = [line for line in log.splitlines() if '"view filled anew"' in line]
+            anew = [line for line in log.splitlines() if '"view is rebuilt"' in line]
             assert all(any(f"public.{name}" in line for name in DROPPED) for line in anew)
             for word in ("set aside", "state damaged", "of another version"):
                 assert word not in log

@@ -108,7 +108,7 @@ def standing_still(source) -> Iterator[None]:
     """Suspend the writes of the separate groups."""
     [(pid,)] = source.execute(
         "SELECT pid FROM pg_stat_activity"
-        " WHERE datname = current_database() AND application_name = 'headrace lane'"
+        " WHERE datname = current_database() AND application_name = 'headrace lagging sink'"
     )
     os.kill(pid, signal.SIGSTOP)
     try:
@@ -269,7 +269,7 @@ def test_it_goes_on_after_anything(source, database, start, visiting, seed):
             source.execute(
                 "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
                 " WHERE datname = current_database() AND application_name LIKE %s",
-                (rng.choice(("headrace lane%", "headrace sink%", "headrace stream%")),),
+                (rng.choice(("headrace lagging%", "headrace sink%", "headrace stream%")),),
             )
         elif what == "stop":
             running.stop()

@@ -296,7 +296,7 @@ class World:
         if session.open and session.name == "headrace sink":
             self._check_group(moves)
         engine = self.engine
-        if engine is None or session.name not in ("headrace sink", "headrace lane"):
+        if engine is None or session.name not in ("headrace sink", "headrace lagging sink"):
             return
         flying = len(engine.state.pipeline.flights()) if found.connections else 0
         if flying > self._settings.max_inflight_batches:
