@@ -47,8 +47,15 @@ SILENCE_S: Final = 15.0
 """Seconds without a heartbeat after which a worker is lost."""
 AWAITED_S: Final = 5.0
 """The same while a caller waits for it, at first; see ``RemoteWorker.patience_s``."""
+LEADING_S: Final = 0.5
+"""The same while a batch of leading units waits for a worker on this machine, at first.
+
+All views wait for such a batch, also those that have nothing on the worker.
+"""
 ALIVE_S: Final = 1.0
-"""Seconds between two heartbeats."""
+"""Seconds between two heartbeats of a worker that has nothing to do."""
+BUSY_ALIVE_S: Final = 0.1
+"""The same of a worker that handles a message."""
 _JOIN_S: Final = 10.0
 """Seconds in which a worker should answer a greeting."""
 _SLICE_S: Final = 0.25
@@ -70,11 +77,13 @@ class FlightLink:
         wake: Callable[[], None],
         said: int | None = None,
         awaited_s: float = AWAITED_S,
+        leading_s: float = AWAITED_S,
     ) -> None:
         """Connect; ``wake`` is called, on another thread, when the link dies.
 
         ``said``: the bandwidth that ``add_link`` gave, in bytes per second.
-        ``awaited_s``: seconds without a heartbeat after which it is lost while a caller waits.
+        ``awaited_s``: seconds without a heartbeat after which it is lost while a caller waits;
+        ``leading_s``: while a batch of leading units waits.
 
         Raises:
             OutOfReach: the worker does not listen.
@@ -86,6 +95,7 @@ class FlightLink:
         self.begun: Final = clock.monotonic()
         self._wake = wake
         self._awaited_s: Final = awaited_s
+        self._leading_s: Final = leading_s
         self._numbers = itertools.count(1)
         self._changed = threading.Condition()
         self._heard = clock.monotonic()
@@ -94,9 +104,8 @@ class FlightLink:
         self._reason: str | None = None
         self._joined: Greeted | None = None
         self._answers: dict[int, Reply] = {}
-        self._waiters = 0
-        """Number of callers that wait for the worker."""
-        self._awaited_since = 0.0
+        self._waiting: list[tuple[float, bool]] = []
+        """Since when callers wait for the worker, and whether for a batch of leading units."""
         self._at: list[Work] = []
         self._lagging: Exchange | None = None
         """The exchange of units that lag, once the worker has joined."""
@@ -136,7 +145,7 @@ class FlightLink:
         Raises:
             OutOfReach: the link is dead.
         """
-        with self._awaiting():
+        with self._awaiting(leading=not lagging):
             # Nothing is sent over a link known to be dead; the sender may not know it yet.
             if not self.up or not self._over(lagging=lagging).sender.send(word, batch):
                 raise self._gone()
@@ -181,7 +190,7 @@ class FlightLink:
             OutOfReach: the link is dead.
         """
         exchange = self._over(lagging=lagging)
-        with self._awaiting(), self._changed:
+        with self._awaiting(leading=not lagging), self._changed:
             while True:
                 found = exchange.result(txid, attempt)
                 if found is not None:
@@ -308,34 +317,41 @@ class FlightLink:
 
     def _wait(self) -> None:
         """Give up a worker without heartbeats: it is stopped, or cut off."""
+        heard, seen, looked = self._heard, 0.0, clock.monotonic()
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._reason is not None, _SLICE_S)
                 if self._reason is not None:
                     return
                 now = clock.monotonic()
-                silent_s = now - self._heard
-                in_vain_s = now - max(self._heard, self._awaited_since) if self._waiters else 0.0
+                # Silence counts only while this thread runs: a busy process hears late.
+                seen = seen + min(now - looked, 2 * _SLICE_S) if heard == self._heard else 0.0
+                heard, looked = self._heard, now
+                silent_s = now - heard
+                waits = [(now - max(heard, since), leading) for since, leading in self._waiting]
                 joined = self._joined is not None
             if joined:
                 self._prober.look()
-            if silent_s > max(SILENCE_S, self._awaited_s) or in_vain_s > self._awaited_s:
+            if (
+                silent_s > max(SILENCE_S, self._awaited_s)
+                or any(wait_s > self._awaited_s for wait_s, _ in waits)
+                or any(leading and min(wait_s, seen) > self._leading_s for wait_s, leading in waits)
+            ):
                 self.silent = True
-                self._die(f"no message has come from it for {silent_s:.0f} s")
+                self._die(f"no message has come from it for {silent_s:.1f} s")
                 return
 
     @contextlib.contextmanager
-    def _awaiting(self) -> Iterator[None]:
-        """Count the caller as waiting for the worker."""
+    def _awaiting(self, *, leading: bool = False) -> Iterator[None]:
+        """Count the caller as waiting for the worker; ``leading``: all views may wait with it."""
+        wait = clock.monotonic(), leading
         with self._changed:
-            if not self._waiters:
-                self._awaited_since = clock.monotonic()
-            self._waiters += 1
+            self._waiting.append(wait)
         try:
             yield
         finally:
             with self._changed:
-                self._waiters -= 1
+                self._waiting.remove(wait)
 
     def _die(self, reason: str) -> None:
         with self._changed:
@@ -366,6 +382,7 @@ class Joining:
         wake: Callable[[], None],
         said: int | None = None,
         awaited_s: float = AWAITED_S,
+        leading_s: float = AWAITED_S,
     ) -> None:
         """Begin to connect; ``wake`` is called, on another thread, at the outcome and when it dies.
 
@@ -377,7 +394,7 @@ class Joining:
 
         def make() -> None:
             try:
-                link = FlightLink(name, end, wake, said, awaited_s)
+                link = FlightLink(name, end, wake, said, awaited_s, leading_s)
                 try:
                     self._found = link, link.join(greeting)
                 except OutOfReach:

@@ -15,9 +15,10 @@ import msgspec
 import pyarrow as pa
 from pyarrow import flight
 
+from headrace import clock
 from headrace.network import file_transfer
 from headrace.network.ends import Near
-from headrace.network.link import ALIVE_S, INTERRUPT
+from headrace.network.link import ALIVE_S, BUSY_ALIVE_S, INTERRUPT
 from headrace.network.messages import (
     LAGGING,
     PIECE_BYTES,
@@ -84,16 +85,23 @@ class FlightSession:
         ) as error:
             raise Ended(str(error)) from error
 
-    def beat(self, ended: threading.Event, at: Callable[[], list[Work]]) -> None:
-        """Send a heartbeat every second until ``ended``; ``at`` returns the current work.
+    def beat(
+        self, ended: threading.Event, at: Callable[[], list[Work]], busy: Callable[[], bool]
+    ) -> None:
+        """Send a heartbeat every second until ``ended``, more often while ``busy``.
+
+        ``at`` returns the current work.
 
         Raises:
             Ended: the connection is lost.
         """
+        due = clock.monotonic() + ALIVE_S
         while not ended.is_set():
-            self._woken.wait(ALIVE_S)
-            self._woken.clear()
-            self.send(Alive(at()))
+            woken = self._woken.wait(BUSY_ALIVE_S)
+            if woken or busy() or clock.monotonic() >= due:
+                self._woken.clear()
+                due = clock.monotonic() + ALIVE_S
+                self.send(Alive(at()))
 
     def wake(self) -> None:
         """Wake ``beat``, which sends at once and checks whether it has ended."""

@@ -14,7 +14,7 @@ import msgspec
 from headrace import clock
 from headrace.collections.plan import PhysicalPlan
 from headrace.errors import OutOfReach
-from headrace.network.link import AWAITED_S, FlightLink, Joining
+from headrace.network.link import AWAITED_S, LEADING_S, FlightLink, Joining
 from headrace.network.messages import (
     AskClock,
     AskRows,
@@ -91,6 +91,8 @@ class RemoteWorker:
 
     It grows with each failure, because the worker may be too slow.
     """
+    leading_s: float = LEADING_S
+    """The same while a batch of leading units waits for it, on this machine."""
     slow: bool = False
     """Whether its last answer was late; the engine does not wait for it then."""
     marks: dict[int, Mark] = field(default_factory=dict)
@@ -124,8 +126,11 @@ class RemoteWorker:
         link = self.link
         if link is not None and link.silent:
             lasted_s = clock.monotonic() - link.begun
-            before = AWAITED_S / 2 if lasted_s > _RELIABLE_S else self.patience_s
-            self.patience_s = min(before * 2, _PATIENCE_S_MAX)
+            if lasted_s > _RELIABLE_S:
+                self.patience_s, self.leading_s = AWAITED_S, LEADING_S
+            else:
+                self.patience_s = min(self.patience_s * 2, _PATIENCE_S_MAX)
+                self.leading_s = min(self.leading_s * 2, self.patience_s)
 
     def take_commits(self) -> Commits:
         """Return and clear the commits to report; the caller reports them."""

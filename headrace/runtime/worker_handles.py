@@ -462,7 +462,11 @@ class WorkerHandles:
             host.plans = {unit.id: unit.plan for unit in there.values()}
             greeting = Greeting(records, self._login(end), self._state.lineage, owner.epoch)
             said = links.said(owner.conn).get(name, LinkFacts()).bytes_per_s
-            host.joining = Joining(name, end, greeting, self._poke, said, host.patience_s)
+            # Heartbeats from another machine wait behind rows, where the line is slow.
+            leading_s = host.patience_s if end.far else host.leading_s
+            host.joining = Joining(
+                name, end, greeting, self._poke, said, host.patience_s, leading_s
+            )
         if not host.joining.wait(0.0 if host.slow else _PATIENCE_S):
             host.slow = True
             raise unreachable(name)

@@ -100,6 +100,8 @@ class WorkerService:
         self._answers: deque[Reply] = deque()
         self._inbox = Inbox()
         """Inbox of the current session."""
+        self._resting = True
+        """Whether the session waits for a message."""
         self._closed = False
         self._latest: Final = Latest()
         self._turn: Final = threading.Lock()
@@ -157,7 +159,7 @@ class WorkerService:
             threading.Thread(target=self._work, args=(session, inbox), name="headrace-session"),
             threading.Thread(
                 target=_beat,
-                args=(session, ended, self._batches.works),
+                args=(session, ended, self._batches.works, lambda: not self._resting),
                 name="headrace-beat",
             ),
         ]
@@ -219,7 +221,9 @@ class WorkerService:
             self._end_checkpoint()
             while self._answers:
                 session.send(self._answers.popleft())
+            self._resting = True
             found = inbox.get(wait_s)
+            self._resting = False
             if found is None:
                 continue
             word, _ = found
@@ -463,6 +467,11 @@ def _failed(call: int, error: BaseException) -> Reply:
     return Reply(call, error=errors.to_wire(known))
 
 
-def _beat(session: FlightSession, ended: threading.Event, at: Callable[[], list[Work]]) -> None:
+def _beat(
+    session: FlightSession,
+    ended: threading.Event,
+    at: Callable[[], list[Work]],
+    busy: Callable[[], bool],
+) -> None:
     with contextlib.suppress(Ended):
-        session.beat(ended, at)
+        session.beat(ended, at, busy)

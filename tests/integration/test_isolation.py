@@ -10,6 +10,8 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
+import os
+import signal
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -20,7 +22,7 @@ import pytest
 
 from headrace.embedded.engine import EmbeddedEngine
 from tests.integration.test_lost_workers import elsewhere
-from tests.integration.test_workers import check
+from tests.integration.test_workers import check, listed
 from tests.waiting import wait_until
 
 pytestmark = [
@@ -193,6 +195,23 @@ def lost(on: Trouble) -> Iterator[Phase]:
         on.create()
 
 
+def silent(on: Trouble) -> Iterator[Phase]:
+    """Its worker is stopped, and goes on."""
+    on.commander.execute("CALL headrace.add_worker('w1')")
+    on.create(placement="w1")
+    pid = listed(on.commander)["w1"][1]
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield lambda: on.is_("sink_error")
+        on.change()
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    wait_until(lambda: on.is_("running"), "it goes on")
+    check(on.commander, other=OTHER)
+    on.commander.execute("CALL headrace.set_placement('other', 'main')")
+    on.commander.execute("CALL headrace.remove_worker('w1')")
+
+
 def failed(on: Trouble) -> Iterator[Phase]:
     """It fails on each batch, until it is given up."""
     on.create()
@@ -204,7 +223,7 @@ def failed(on: Trouble) -> Iterator[Phase]:
     on.commander.execute("CALL headrace.resync_view('other')")
 
 
-TROUBLES = (resumed, released, populated, lost, failed)
+TROUBLES = (resumed, released, populated, lost, silent, failed)
 
 
 def events(engine: EmbeddedEngine, after: int) -> list[dict[str, object]]:

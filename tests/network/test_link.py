@@ -58,10 +58,15 @@ class Other:
 
 
 @contextlib.contextmanager
-def linked(path: Path, answer: Answer) -> Iterator[tuple[FlightLink, Other, threading.Event]]:
-    """Yield a link, its other end, and the event that its death sets."""
+def linked(
+    path: Path, answer: Answer, *seconds: float
+) -> Iterator[tuple[FlightLink, Other, threading.Event]]:
+    """Yield a link, its other end, and the event that its death sets.
+
+    ``seconds``: ``awaited_s`` and ``leading_s`` of the link.
+    """
     other, woken = Other(path, answer), threading.Event()
-    made = FlightLink("w1", Near(path), woken.set)
+    made = FlightLink("w1", Near(path), woken.set, None, *seconds)
     try:
         yield made, other, woken
     finally:
@@ -144,6 +149,49 @@ def test_signs_of_life_keep_it(path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         session.send(Reply(1, 7))
 
     with linked(path, living) as (made, _, _woken):
+        made.send(Drop(1))
+        assert made.answer(1) == 7
+
+
+def test_leading_units_do_not_wait_long_for_a_silent_worker(path: Path) -> None:
+    with linked(path, silently, 3_600.0, 0.5) as (made, _, _woken):
+        made.send(BeginBatch(5, 5, 0, 0, 0, [1], {}))
+        with pytest.raises(OutOfReach, match='worker "w1" cannot be reached'):
+            made.results(5, 0)
+        assert made.silent
+
+
+def test_a_worker_that_handles_a_batch_of_leading_units_is_not_silent(path: Path) -> None:
+    ended = threading.Event()
+
+    def working(session: FlightSession, word: ToWorker) -> None:
+        beat = threading.Thread(target=session.beat, args=(ended, list, lambda: True))
+        beat.start()
+        ended.wait(4.0)
+        ended.set()
+        beat.join()
+        politely(session, word)
+
+    with linked(path, working, 3_600.0, 3.0) as (made, _, _woken):
+        made.send(BeginBatch(5, 5, 0, 0, 0, [1], {}))
+        assert made.results(5, 0)[0].txid == 5
+
+
+def test_other_callers_have_more_patience(path: Path) -> None:
+    """Lagging units, and calls: no leading unit waits with them."""
+    ended = threading.Event()
+
+    def late(session: FlightSession, word: ToWorker) -> None:
+        if not isinstance(word, Greeting | Attach):
+            ended.wait(2.0)
+        if isinstance(word, Drop):
+            session.send(Reply(1, 7))
+        politely(session, word)
+
+    with linked(path, late, 3_600.0, 0.5) as (made, _, _woken):
+        made.join(Greeting([]))
+        made.send(BeginBatch(5, 5, 0, 0, 0, [1], {}), lagging=True)
+        assert made.results(5, 0, lagging=True)[0].txid == 5
         made.send(Drop(1))
         assert made.answer(1) == 7
 

@@ -112,7 +112,7 @@ class Living(Other):
 
         def beat() -> None:
             with contextlib.suppress(Ended):
-                session.beat(ended, list)
+                session.beat(ended, list, lambda: False)
 
         thread = threading.Thread(target=beat)
         thread.start()

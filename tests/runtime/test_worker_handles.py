@@ -128,6 +128,28 @@ def test_a_worker_that_was_stopped_is_given_up(source, database, start, worker, 
     running.stop()
 
 
+def test_leading_views_do_not_wait_for_a_silent_worker(source, database, start, worker):
+    """The link would be given up in an hour, if no leading view waited with it."""
+    running = start()
+    worker.wait()
+    running.book.hosts["w1"] = RemoteWorker("w1", patience_s=3_600.0)
+    view = placed(running, source, database, "sums", SUMS)
+    create(running, database, "most", MOST)
+    change(source, random.Random(1), 5)
+    check(running, source, sums=SUMS, most=MOST)
+    before = running.book.reconnects
+    worker.kill(signal.SIGSTOP)
+    for seed in range(10):
+        change(source, random.Random(seed), 3)
+        check(running, source, most=MOST)
+    wait_until(lambda: status_of(source, "sums")[0] == Status.SINK_ERROR, "it stands still")
+    worker.kill(signal.SIGCONT)
+    goes(running, source, view)
+    check(running, source, sums=SUMS, most=MOST)
+    assert running.book.reconnects == before
+    running.stop()
+
+
 def test_a_row_that_cannot_be_computed_is_told(source, database, start, worker):
     running = start()
     worker.wait()
