@@ -27,6 +27,8 @@ from headrace.network.messages import (
 )
 
 _PATIENCE_S_MAX: Final = 60.0
+_LEADING_S_MAX: Final = 2.0
+"""Other views wait with leading ones, so a worker that is too slow had better lag often."""
 _RELIABLE_S: Final = 300.0
 """Seconds after which a link's earlier failures are forgotten."""
 
@@ -130,7 +132,7 @@ class RemoteWorker:
                 self.patience_s, self.leading_s = AWAITED_S, LEADING_S
             else:
                 self.patience_s = min(self.patience_s * 2, _PATIENCE_S_MAX)
-                self.leading_s = min(self.leading_s * 2, self.patience_s)
+                self.leading_s = min(self.leading_s * 2, _LEADING_S_MAX)
 
     def take_commits(self) -> Commits:
         """Return and clear the commits to report; the caller reports them."""
