@@ -22,6 +22,7 @@ from bench.executors import Executors
 from bench.expressions import Expressions
 from bench.freshness import Freshness
 from bench.growth import Growth
+from bench.intake_log import Log
 from bench.isolation import Isolation
 from bench.lanes import Lanes
 from bench.large import Large
@@ -62,6 +63,7 @@ SCENARIOS: dict[str, type[Scenario]] = {
         Lanes,
         Large,
         Links,
+        Log,
         Many,
         Memory,
         Moving,
