@@ -329,8 +329,13 @@ class Engine:
             self.watch.poll(self.leaving.fail, self._partitions.follow)
 
     def _commands(self) -> None:
+        """Run the commands that wait, unless views that lag are worked on.
+
+        Such a batch may take long, and the leading views go on meanwhile.  The next one begins
+        after the commands (``_cycle``).
+        """
         self._be_urgent()
-        while self._inbox:
+        while self._inbox and not self._catching_up.busy:
             self.drain()
             self._inbox.popleft()()
 

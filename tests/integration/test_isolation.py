@@ -152,6 +152,23 @@ def resumed(on: Trouble) -> Iterator[Phase]:
         yield on.waits
 
 
+def commanded(on: Trouble) -> Iterator[Phase]:
+    """It lags, and a command for a third view waits until its batch has ended."""
+    on.create()
+    on.commander.execute("CALL headrace.create_view('third', 'SELECT id FROM events')")
+    on.commander.execute("CALL headrace.pause_view('other')")
+    on.insert(WAITS)
+    with psycopg.connect(on.engine.dsn, autocommit=True) as caller:
+        with on.held(WAITS):
+            on.commander.execute("CALL headrace.resume_view('other')")
+            yield on.waits
+            call = ("CALL headrace.pause_view('third')",)
+            paused = threading.Thread(target=caller.execute, args=call)
+            paused.start()
+            yield on.waits
+        paused.join()
+
+
 def released(on: Trouble) -> Iterator[Phase]:
     """Its table was locked, and many rows were committed since."""
     on.create()
@@ -223,7 +240,7 @@ def failed(on: Trouble) -> Iterator[Phase]:
     on.commander.execute("CALL headrace.resync_view('other')")
 
 
-TROUBLES = (resumed, released, populated, lost, silent, failed)
+TROUBLES = (resumed, commanded, released, populated, lost, silent, failed)
 
 
 def events(engine: EmbeddedEngine, after: int) -> list[dict[str, object]]:
