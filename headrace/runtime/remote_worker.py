@@ -27,8 +27,8 @@ from headrace.network.messages import (
 )
 
 _PATIENCE_S_MAX: Final = 60.0
-_LEADING_S_MAX: Final = 2.0
-"""Other views wait with leading ones, so a worker that is too slow had better lag often."""
+_LEADING_S_MAX: Final = AWAITED_S
+"""A slow disk keeps a worker from sending heartbeats for so long while it writes a checkpoint."""
 _RELIABLE_S: Final = 300.0
 """Seconds after which a link's earlier failures are forgotten."""
 

@@ -413,7 +413,7 @@ def test_patience_grows_with_a_worker_that_is_silent_again_and_again():
         outpost.lost_again()
         seen.append((outpost.patience_s, outpost.leading_s))
     assert [patience_s for patience_s, _ in seen] == [5, 10, 20, 20, 40, 60, 60, 60, 5]
-    assert [leading_s for _, leading_s in seen] == [0.5, 1, 2, 2, 2, 2, 2, 2, 0.5]
+    assert [leading_s for _, leading_s in seen] == [0.5, 1, 2, 2, 4, 5, 5, 5, 0.5]
 
 
 def test_marks_beside_records_that_are_lost_are_void(source, database, start, worker):
