@@ -5,11 +5,11 @@
     lagging thread:           └► cursor ─► dataflows ─┐             the views that lag
     its sink thread:                                  └► write
 
-A view lags if it begins further back than the last batch taken: it was just populated, it was
-paused or its table was locked.  A commit group lags if it is slow: it takes most of the time of
-batches, and more than ``slow_batch_ms`` each.  Batches are coalesced as far as that is exact, so
-that such a view does not fall behind for ever.  A view that has reached the last batch taken leads
-again; a slow group does so once it is fast.
+A view lags (its cursor is ``catching_up``) if it begins further back than the last batch taken: it
+was just populated, it was paused or its table was locked.  A commit group lags if it is slow: it
+takes most of the time of batches, and more than ``slow_batch_ms`` each.  Batches are coalesced as
+far as that is exact, so that such a view does not fall behind for ever.  A view that has reached
+the last batch taken leads again; a slow group does so once it is fast.
 
 All accounting of positions treats a lagging view like a paused one.  Only work on states must be
 exclusive:
@@ -64,6 +64,7 @@ from headrace.runtime.views import Unit, View
 from headrace.runtime.watch import Watch
 from headrace.runtime.worker_handles import RemoteBatch, WorkerHandles
 from headrace.runtime.writing import SinkThread
+from headrace.sql.status import CursorState
 
 _log = structlog.get_logger(__name__)
 
@@ -187,8 +188,7 @@ class CatchingUp:
     @property
     def due(self) -> float:
         """When to call ``look`` or ``step``, on the monotonic clock."""
-        lagging = self._state.lagging
-        if not lagging.any or self.busy:
+        if self.busy or not (self._state.lagging.groups or self._state.lagging_views):
             return math.inf
         stays = min((self._stays[group].until for group in self._fast_groups()), default=math.inf)
         now = clock.monotonic()
@@ -197,11 +197,10 @@ class CatchingUp:
     def meeting_s(self) -> float:
         """Return for how many seconds at most new batches should wait."""
         state = self._state
-        views = (state.views.get(view_id) for view_id in state.lagging.views)
         lacks = (
             state.taken.txid - state.least(view)
-            for view in views
-            if view is not None and view.live and view.commit_group not in state.lagging.groups
+            for view in state.lagging_views
+            if view.commit_group not in state.lagging.groups
         )
         least = min(lacks, default=math.inf)
         inflight_max, now = state.pipeline.inflight_max, clock.monotonic()
@@ -210,13 +209,17 @@ class CatchingUp:
 
     # --- progress
 
-    def go_on(self, view: View) -> None:
-        """Let a live view that lacks batches catch up; no other view notices."""
+    def go_on(self, view: View, reason: str) -> None:
+        """Let a live view lead, or catch up if it lacks batches; no other view notices.
+
+        ``reason``: why it may lack batches.
+        """
         state = self._state
         if not view.live or view.store is None or state.stream is None:
             return  # the next stream begins where its views stand
         lacks = state.least(view) < state.taken.txid
-        if not lacks and not self.busy:
+        if not lacks and not self.busy and view.commit_group not in state.lagging.groups:
+            view.turn(CursorState.LEADING)
             return
         if any(unit.store is None for unit in state.units_of(view)):
             return  # until its worker is back
@@ -226,16 +229,16 @@ class CatchingUp:
         # Jobs in flight may still have what the view could not take.
         self._admit(view.id, state.taken.txid)
         self._sink.admit(view.id, 0)
-        state.lagging.views.add(view.id)
-        view.story.add("catches up", txid=view.processed)
+        view.turn(CursorState.CATCHING_UP, reason)
         self._poke()
 
     def step(self) -> None:
         """Begin to process the next coalesced batch, if possible."""
         state, lagging = self._state, self._state.lagging
-        if not lagging.any:
+        views = state.lagging_views
+        if not views:
             self._cursors.reach([], 0)
-        if self.busy or not lagging.any or clock.monotonic() < self._retry_at:
+        if self.busy or not views or clock.monotonic() < self._retry_at:
             return
         if lagging.left_out or state.checkpoints.underway:
             return  # a checkpoint may hold their states, or has to be made up for
@@ -396,7 +399,7 @@ class CatchingUp:
         self._job.abort(owner.interrupt_beside if owner is not None else _nothing)
 
     def rewind(self, txid: int) -> None:
-        """Let the views behind ``txid`` lag, after which the stream begins.
+        """Let the views lead that have all up to ``txid``, after which the stream begins.
 
         REQUIRES: not ``busy``, all units are reset.
         """
@@ -406,11 +409,16 @@ class CatchingUp:
         self._errors, self._retry_at, self._connected = 0, 0.0, False
         if lagging.groups and not state.retained.appending:
             self._refuse()
-        lagging.views.clear()
         for view in list(state.views.values()):
-            if view.live and view.store is not None and state.least(view) < txid:
-                lagging.views.add(view.id)
-        if lagging.any:
+            if not view.live:
+                continue
+            if view.commit_group in lagging.groups:
+                view.turn(CursorState.CATCHING_UP, "its commit group is slow")
+            elif view.store is None or state.least(view) < txid:
+                view.turn(CursorState.CATCHING_UP, "it is behind the start of the stream")
+            else:
+                view.turn(CursorState.LEADING)
+        if state.lagging_views:
             self._sink.start(state.owner.beside())
             self._connected = True
 
@@ -442,21 +450,16 @@ class CatchingUp:
 
     def look(self) -> None:
         """Let the views lead that have reached the last batch taken."""
-        state, lagging, now = self._state, self._state.lagging, clock.monotonic()
-        if not lagging.any or self.busy:
+        state, groups, now = self._state, self._state.lagging.groups, clock.monotonic()
+        if self.busy:
             return
         for group in self._fast_groups():
             if now >= self._stays[group].until:
-                lagging.groups.discard(group)
-                _log.info("commit group is back", group=group)
-        for view_id in list(lagging.views):
-            view = state.views.get(view_id)
-            if view is None or not view.live or view.store is None:
-                lagging.views.discard(view_id)  # it catches up once it goes on
-            elif self._has_all([view]):
-                lagging.views.discard(view_id)
+                groups.discard(group)
+        for view in state.lagging_views:
+            if view.commit_group not in groups and self._has_all([view]):
+                view.turn(CursorState.LEADING)
                 self._meeting = self._meeting.met()
-                view.story.add("has caught up", txid=view.processed)
                 self._poke()  # a caller may wait for that
 
     def _has_all(self, views: Iterable[View]) -> bool:
@@ -533,27 +536,23 @@ class CatchingUp:
         lagging.groups.add(group)
         self._scores.pop(group, None)
         stay = self._stays[group] = policy.Stay.begin(self._stays.get(group), clock.monotonic())
-        for view in state.lagging_views:
-            if view.commit_group == group:
-                view.story.add("processed beside others")
         facts = {"stays_s": stay.seconds, "slowest": slowest, "took_s": round(took_s, 3)}
-        _log.info("commit group is slow", group=group, **facts)
+        for view in list(state.views.values()):
+            if view.commit_group == group and view.live:
+                view.turn(CursorState.CATCHING_UP, "its commit group is slow", **facts)
 
     def dissolve(self) -> None:
-        """Let the views of slow groups lead again that cannot lag on purpose any more.
+        """Let the views of slow groups lead, once they have caught up, that cannot lag on purpose.
 
         The log has no room, or they read the clock now.
         """
         state, lagging = self._state, self._state.lagging
         if not lagging.groups or self._future is not None:
             return
-        views, full = state.lagging_views, not state.retained.appending
-        if full:
-            lagging.views |= {view.id for view in views}
+        if not state.retained.appending:
             self._refuse()
-        for view in views:
-            if view.commit_group in lagging.groups and (view.temporal or view.placed or view.parts):
-                lagging.views |= {v.id for v in views if v.commit_group == view.commit_group}
+        for view in state.lagging_views:
+            if view.temporal or view.placed or view.parts:
                 lagging.groups.discard(view.commit_group)
 
     def _refuse(self) -> None:

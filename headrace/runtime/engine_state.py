@@ -197,13 +197,9 @@ class EngineState:
 
     @property
     def lagging_views(self) -> list[View]:
-        """Live views that lag."""
-        found = {view.id: view for view in self.index.live_in(self.lagging.groups)}
-        for view_id in self.lagging.views:
-            view = self.views.get(view_id)
-            if view is not None and view.live and view.store is not None:
-                found[view_id] = view
-        return list(found.values())
+        """Live views with states that lag."""
+        views = self.index.catching_up
+        return [view for view in views if view.live and view.store is not None]
 
     def units_of(self, view: View) -> list[Unit]:
         """Return a view, and the shared subplans that it needs."""
@@ -256,8 +252,7 @@ class EngineState:
             for part in self.parts
             if part.processed < txid
             and (view := self.views.get(part.first)) is not None
-            and (view.live and view.store is not None)
-            and not self.lagging.has(view.id, view.commit_group)
+            and (view.leads and view.store is not None)
         ]
 
     def unit(self, unit_id: int) -> Unit | None:

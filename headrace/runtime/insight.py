@@ -166,6 +166,16 @@ def links(state: EngineState) -> dict[str, dict[str, Any]]:
     return out
 
 
+def cursors(state: EngineState) -> list[dict[str, Any]]:
+    """Return the views whose cursor does not lead, with its state, in the order of their ids."""
+    views = {view.id: view for view in (*state.index.standing, *state.index.catching_up)}
+    return [
+        {"view_id": view_id, "state": view.cursor}
+        for view_id, view in sorted(views.items())
+        if view.cursor is not None and not view.leads
+    ]
+
+
 def gauges(state: EngineState, *, whole: bool = True) -> dict[str, Any]:
     """Return each view's freshness (``gauges.ViewNumbers``), and numbers of the worker.
 

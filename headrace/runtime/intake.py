@@ -179,15 +179,11 @@ class Intake:
 
     def _behind(self, txid: int) -> list[View]:
         """Return the views that take part in ``txid`` now; those that lag do so later."""
-        lagging = self._state.lagging
         out = [
             view
             for view in self._state.views.values()
             # A view without states lacks the txid until it catches up.
-            if view.live
-            and view.processed < txid
-            and view.store is not None
-            and not lagging.has(view.id, view.commit_group)
+            if view.leads and view.processed < txid and view.store is not None
         ]
         for view in out:
             if view.processed != txid - 1:

@@ -19,12 +19,16 @@ from headrace.runtime.watch import Watch
 from headrace.runtime.worker_handles import WorkerHandles
 from headrace.sql import states
 from headrace.sql import views as catalog
-from headrace.sql.status import Status
+from headrace.sql.status import CursorState, Status
 
 _log = structlog.get_logger(__name__)
 
 _DAMAGE: Final = (errors.StateDamaged, errors.ContinuityLost, errors.SinkTableError)
 """Errors after which a view is refilled automatically (server/resumer.py)."""
+_REASONS: Final = {
+    CursorState.BLOCKED: "its batch cannot be written or computed now",
+    CursorState.LOST: "a worker that has its states is out of reach",
+}
 TRIES_MAX: Final = 5
 """Interruptions of a view at one txid after which it stops for good."""
 
@@ -52,7 +56,7 @@ class Leaving:
         view = state.views.pop(view_id, None)
         if view is not None:
             view.release()
-            view.turn(Status.ERROR)
+            view.end()
         state.gauges.forget(view_id)
         if state.connections is not None:
             state.owner.forget(view_id)
@@ -106,27 +110,37 @@ class Leaving:
             self.forget(view.id)
             return
         error = self._watch.cause(view, error)
-        if view.status == Status.PAUSED and isinstance(error, _DAMAGE):
+        if view.cursor == CursorState.PAUSED and isinstance(error, _DAMAGE):
             # The automatic refill would also let the paused view run.
             error = errors.DefiniteFailure(error.message, detail=error.detail, hint=error.advice)
-        blocked = isinstance(error, errors.SinkBlocked | errors.Interrupted)
-        if not blocked:
+        cursor = self._cursor_after(view, error)
+        if cursor is None:
             error = with_hint(error, view)
-        status = Status.SINK_ERROR if blocked else Status.ERROR
+        status = Status.ERROR if cursor is None else cursor.status
         if isinstance(error, errors.RightEnded | errors.OwnerGone):
             self._watch.end(view.id, error)
         else:
             states.become(state.owner.conn, view.id, status, error)
-        view.turn(status)
         state.gauges.failed(view.id)
         view.message = error.what
         view.doom = None
         view.retry_at = clock.monotonic() + state.settings.sink_retry_ms / 1000
-        view.story.add(status, reason=error.message, code=error.code)
-        _log.warning("view stopped", view=view.id, status=status, code=error.code)
-        if not blocked:
+        if cursor is None:
+            view.end()
+            view.story.add(status, reason=error.message, code=error.code)
+            _log.warning("view stopped", view=view.id, status=status, code=error.code)
             self._sharing.remove_feeds(view.id)
+        else:
+            # The message may contain a value of a row.
+            view.turn(cursor, _REASONS[cursor], code=error.code)
         self._waits.caught_up()
+
+    def _cursor_after(self, view: View, error: errors.HeadraceError) -> CursorState | None:
+        """Return the state in which a view waits until the error is over; None: it never is."""
+        if not isinstance(error, errors.SinkBlocked | errors.Interrupted):
+            return None
+        away = self._state.missing(view) is not None
+        return CursorState.LOST if away else CursorState.BLOCKED
 
 
 def with_hint(error: errors.HeadraceError, view: View) -> errors.HeadraceError:

@@ -20,7 +20,7 @@ from headrace.runtime.views import View
 from headrace.runtime.waits import PositionWaits
 from headrace.sql import states
 from headrace.sql import views as catalog
-from headrace.sql.status import Status
+from headrace.sql.status import CursorState, Status
 
 _log = structlog.get_logger(__name__)
 
@@ -36,7 +36,7 @@ class Lifecycle:
     _taps: ChangeCapture
     _tick: Callable[[], None]
     """Makes a batch come soon, even if nothing changes."""
-    _catch_up: Callable[[View], None]
+    _catch_up: Callable[[View, str], None]
 
     def release(self, job: str) -> None:
         """End a job's hold and resume the views suspended for it; do nothing if there is none."""
@@ -61,7 +61,7 @@ class Lifecycle:
             # ``load`` reads it over the next connection.
             _log.info("view not read again yet", view=view.id, reason=str(error))
         view.story.add("goes on")
-        self._catch_up(view)
+        self._catch_up(view, "its contents were replaced")
 
     def keep_pins(self, jobs: set[str]) -> None:
         """Release the holds and taps of all jobs that are not in ``jobs``."""
@@ -78,8 +78,7 @@ class Lifecycle:
             self._loading.take(view)
         target = max(state.position.txid, view.mark.txid)
         future = self._waits.adopted(view_id, target)
-        if view.live and view.mark.txid < target:
-            self._catch_up(view)
+        self._catch_up(view, "it was populated from an earlier position")
         self._waits.caught_up()
         return future
 
@@ -104,15 +103,13 @@ class Lifecycle:
             UserError: 55000, the view has stopped already.
         """
         view = self._known(view_id)
-        if view.status == Status.PAUSED:
+        if view.cursor == CursorState.PAUSED:
             return
         states.become(self._state.owner.conn, view.id, Status.PAUSED)
         states.paused_by(self._state.owner.conn, view.id, caller)
         self._leaving.leave(view)
-        view.turn(Status.PAUSED)
+        view.turn(CursorState.PAUSED, "it was paused")
         view.message = None
-        view.story.add(Status.PAUSED)
-        _log.info("view paused", view=view.id)
         self._waits.caught_up()
 
     def resume(self, view_id: int) -> None:
@@ -122,13 +119,11 @@ class Lifecycle:
             UserError: 55000, the view has stopped meanwhile.
         """
         view = self._known(view_id)
-        if view.status != Status.PAUSED:
+        if view.cursor != CursorState.PAUSED:
             return
         states.become(self._state.owner.conn, view.id, Status.RUNNING)
-        view.turn(Status.RUNNING)
-        view.story.add("resumed")
-        _log.info("view resumed", view=view.id)
-        self._catch_up(view)
+        view.turn(CursorState.CATCHING_UP, "it was resumed")
+        self._catch_up(view, "it was resumed")
 
     def look_again(self, view_id: int) -> None:
         """Read a view's options from the catalog again: history and ``latency_ms``."""

@@ -33,7 +33,7 @@ from headrace.runtime.watch import Watch
 from headrace.runtime.worker_handles import WorkerHandles
 from headrace.sql import states
 from headrace.sql import views as catalog
-from headrace.sql.status import Status
+from headrace.sql.status import CursorState
 
 _log = structlog.get_logger(__name__)
 
@@ -486,5 +486,5 @@ def _outdated() -> StructureChanged:
 
 def _revive(view: View) -> None:
     """Let a view run that has its state, unless it is paused."""
-    if view.status != Status.PAUSED:
-        view.turn(Status.RUNNING)
+    if view.cursor not in (CursorState.PAUSED, CursorState.CATCHING_UP):
+        view.turn(CursorState.CATCHING_UP, "its states were loaded")

@@ -19,7 +19,7 @@ from headrace.runtime.leaving import Leaving
 from headrace.runtime.loading import Loading
 from headrace.runtime.remote_worker import unreachable
 from headrace.runtime.views import View
-from headrace.sql.status import Status
+from headrace.sql.status import CursorState
 
 _LOOK_S: Final = 0.25
 
@@ -32,7 +32,7 @@ class Reconnects:
         state: EngineState,
         loading: Loading,
         leaving: Leaving,
-        go_on: Callable[[View], None],
+        go_on: Callable[[View, str], None],
         lose: Callable[[str], None],
     ) -> None:
         """Create it; ``lose`` declares a worker lost."""
@@ -54,19 +54,19 @@ class Reconnects:
         read = (self._state.views.get(part.first) for part in index.parts)
         cut = (v for v in read if v is not None and v.owned and self._state.parts_of(v))
         placed = {view.id: view for view in (*index.placed, *cut)}
-        found = ((view, self._state.missing(view)) for view in placed.values())
-        missing = [(view, worker) for view, worker in found if worker is not None]
-        if not missing:
+        for view in placed.values():
+            worker = self._state.missing(view)
+            if worker is not None and (view.live or view.cursor == CursorState.BLOCKED):
+                self._leaving.fail(view, unreachable(worker or next(iter(view.parts.values()), "")))
+        lost = [view for view in placed.values() if view.cursor == CursorState.LOST]
+        if not lost:
             self._since.clear()
             self.due = math.inf
             return
-        for view, worker in missing:
-            if view.live:
-                self._leaving.fail(view, unreachable(worker or next(iter(view.parts.values()), "")))
         if clock.monotonic() < self.due < math.inf:
             return
         self.due = clock.monotonic() + _LOOK_S
-        waiting = [v for v, _ in missing if v.status == Status.SINK_ERROR and not v.suspended]
+        waiting = [view for view in lost if not view.suspended]
         for view in waiting:
             self._back(view)
         self._give_up([view for view in waiting if self._state.missing(view)])
@@ -97,7 +97,7 @@ class Reconnects:
         if view.live:
             view.message = None
             self._state.gauges.went_on(view.id)
-            self._go_on(view)
+            self._go_on(view, "its worker is back")
 
 
 def _lost_for_good(worker: str, patience_s: int) -> StateDamaged:

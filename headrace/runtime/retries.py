@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Final
 
 from headrace import clock
 from headrace.errors import RESYNC, DefiniteFailure, SinkBlocked
@@ -12,7 +13,9 @@ from headrace.runtime.leaving import Leaving
 from headrace.runtime.result_tables import ResultTables
 from headrace.runtime.views import View
 from headrace.sql import states
-from headrace.sql.status import Status
+from headrace.sql.status import CursorState, Status
+
+_WRITABLE: Final = "its table can be written again"
 
 
 class Retries:
@@ -22,7 +25,7 @@ class Retries:
         self,
         state: EngineState,
         leaving: Leaving,
-        go_on: Callable[[View], None],
+        go_on: Callable[[View, str], None],
     ) -> None:
         self._state = state
         self._leaving = leaving
@@ -49,7 +52,7 @@ class Retries:
             behind = here + max(state.position.lsn - state.needs(view.mark), 0)
             if not budget or behind <= budget:
                 continue
-            paused = view.status == Status.PAUSED
+            paused = view.cursor == CursorState.PAUSED
             why = "" if paused else f"{view.message or 'Its result table was locked'}; "
             self._leaving.fail(
                 view,
@@ -89,12 +92,11 @@ class Retries:
             view.retry_at = now + state.settings.sink_retry_ms / 1000
             if not self._free(view):
                 continue
-            view.turn(Status.RUNNING)
+            view.turn(CursorState.CATCHING_UP, _WRITABLE)
             view.message = None
             states.become(state.owner.conn, view.id, Status.RUNNING)
-            view.story.add("healed")
             state.gauges.went_on(view.id)
-            self._go_on(view)
+            self._go_on(view, _WRITABLE)
 
     def retry_at(self) -> float:
         """Return when to call ``heal`` again, on the monotonic clock."""
@@ -112,5 +114,4 @@ class Retries:
 
     def _stands(self, view: View) -> bool:
         """Return whether a view waits for its table; for a lost worker see ``reconnects.py``."""
-        stands = view.status == Status.SINK_ERROR and not view.suspended
-        return stands and self._state.missing(view) is None
+        return view.cursor == CursorState.BLOCKED and not view.suspended

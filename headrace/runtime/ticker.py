@@ -117,12 +117,7 @@ class Ticker:
 
     def _views(self) -> list[View]:
         # Time passes for the views that lag as they read the log.
-        lagging = self._state.lagging
-        return [
-            view
-            for view in self._state.index.clocked
-            if view.live and not lagging.has(view.id, view.commit_group)
-        ]
+        return [view for view in self._state.index.clocked if view.leads]
 
     def _flow(self, view: View) -> Dataflow | RemoteStore:
         """Return the object that knows when rows of a view are due."""

@@ -14,10 +14,10 @@ from typing import Final
 from headrace.runtime.shared import Shared
 from headrace.runtime.unit_links import UnitLinks
 from headrace.runtime.views import Unit, View
-from headrace.sql.status import Status
+from headrace.sql.status import CursorState
 from headrace.state.rocks import RocksStore
 
-_STANDING: Final = (Status.SINK_ERROR, Status.PAUSED)
+_STANDING: Final = (CursorState.BLOCKED, CursorState.LOST, CursorState.PAUSED)
 
 
 class UnitIndex:
@@ -39,16 +39,15 @@ class UnitIndex:
         # The lock guards all of these. They are keyed by unit id unless stated otherwise.
         self._known: Final[dict[int, Unit]] = {}
         self._standing: Final[dict[int, View]] = {}
+        self._catching_up: Final[dict[int, View]] = {}
         self._clocked: Final[dict[int, View]] = {}
         self._placed: Final[dict[int, View]] = {}
         self._parts: Final[dict[int, Shared]] = {}
         self._elsewhere: Final[dict[int, Unit]] = {}
-        self._live: Final[dict[int, tuple[int, str]]] = {}
-        """Latency and commit group under which a live view is counted."""
+        self._live: Final[dict[int, int]] = {}
+        """Latency under which a live view is counted."""
         self._latencies: Final = Counter[int]()
         """Number of live views, by latency in milliseconds."""
-        self._groups: Final[dict[str, dict[int, View]]] = {}
-        """Live views, by commit group."""
         self._marks: Final[dict[int, int]] = {}
         """The txid of an owned view or a part."""
         self._at: Final[dict[int, dict[int, Unit]]] = {}
@@ -78,9 +77,15 @@ class UnitIndex:
 
     @property
     def standing(self) -> list[View]:
-        """Views that are paused, or whose table cannot be written."""
+        """Views that are paused, blocked or lost."""
         with self._lock:
             return list(self._standing.values())
+
+    @property
+    def catching_up(self) -> list[View]:
+        """Views that catch up."""
+        with self._lock:
+            return list(self._catching_up.values())
 
     @property
     def clocked(self) -> list[View]:
@@ -133,11 +138,6 @@ class UnitIndex:
         """Return those of the units that are owned views or parts."""
         with self._lock:
             return [self._known[unit_id] for unit_id in unit_ids if unit_id in self._marks]
-
-    def live_in(self, groups: Collection[str]) -> list[View]:
-        """Return the live views of these commit groups."""
-        with self._lock:
-            return [v for group in list(groups) for v in self._groups.get(group, {}).values()]
 
     # --- changes
 
@@ -197,34 +197,32 @@ class UnitIndex:
             self._count_durable(unit)
 
     def _count_view(self, view: View) -> None:
-        if view.status in _STANDING:
+        if view.cursor in _STANDING:
             self._standing[view.id] = view
+        elif view.cursor == CursorState.CATCHING_UP:
+            self._catching_up[view.id] = view
         if view.owned and view.temporal:
             self._clocked[view.id] = view
         if view.owned and (view.placed or view.parts):
             self._placed[view.id] = view
         if view.live:
-            latency_ms, group = self._live[view.id] = view.latency_ms, view.commit_group
-            self._latencies[latency_ms] += 1
-            self._groups.setdefault(group, {})[view.id] = view
+            self._live[view.id] = view.latency_ms
+            self._latencies[view.latency_ms] += 1
 
     def _uncount(self, unit_id: int) -> None:
         for units in (
             *(self._known, self._standing, self._clocked, self._placed, self._parts),
-            *(self._elsewhere, self._staged, self._undurable),
+            *(self._elsewhere, self._staged, self._undurable, self._catching_up),
         ):
             units.pop(unit_id, None)
         self._leave_durable(unit_id)
         if unit_id in self._marks:
             self._leave_mark(unit_id)
         if unit_id in self._live:
-            latency_ms, group = self._live.pop(unit_id)
+            latency_ms = self._live.pop(unit_id)
             self._latencies[latency_ms] -= 1
             if not self._latencies[latency_ms]:
                 del self._latencies[latency_ms]
-            del self._groups[group][unit_id]
-            if not self._groups[group]:
-                del self._groups[group]
 
     def _put_mark(self, unit: Unit, txid: int) -> None:
         self._marks[unit.id] = txid

@@ -1,8 +1,8 @@
 """Views as the worker sees them: catalog row, state, dataflow, result table.
 
-A view is *live* when batches are processed for it. ``sink_error`` views keep their state and are
-retried; ``paused`` views keep it until they are resumed. ``error`` views have stopped until a
-resync, and hold back nothing.
+A view's *cursor* says where the view stands among the batches (``CursorState``).  The view leaves
+its commit group when the cursor stops leading, and rejoins it when the cursor leads again.  A view
+without a cursor has stopped until a resync, and holds back nothing.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import msgspec
 import psycopg
 import structlog
 
-from headrace import events
+from headrace import clock, events
 from headrace.collections import plan, subplans
 from headrace.collections.dataflow import Dataflow
 from headrace.collections.plan import PhysicalPlan
@@ -38,7 +38,7 @@ from headrace.sink.table import ResultTable
 from headrace.sql import nodes, states
 from headrace.sql import views as catalog
 from headrace.sql.progress import Progress
-from headrace.sql.status import OWNED, Status
+from headrace.sql.status import OWNED, CursorState, Status
 from headrace.sql.view_spec import ViewSpec
 from headrace.sql.views import WorkedView
 from headrace.state import layout
@@ -51,6 +51,12 @@ _log = structlog.get_logger(__name__)
 
 _EMPTY: Final = StateMark(0, 0, 0)
 _PLAIN: Final = re.compile(r"[a-z_][a-z0-9_]*")
+_CURSORS: Final = {
+    Status.RUNNING: CursorState.CATCHING_UP,
+    Status.SINK_ERROR: CursorState.BLOCKED,
+    Status.PAUSED: CursorState.PAUSED,
+}
+"""Cursors of views that are loaded, by status; the stream finds out which of them lead."""
 
 
 class UnitListener(Protocol):
@@ -303,7 +309,7 @@ class View(Unit):
     """One maintained view."""
 
     target: ResultTable
-    _status: Status
+    _cursor: CursorState | None
     owner: str = ""
     message: str | None = None
     progress: Progress | None = None
@@ -323,11 +329,19 @@ class View(Unit):
     doom: HeadraceError | None = None
     """Why the view must stop, until that is in the catalog."""
     _suspended: str | None = None
+    _left_at: float | None = None
+    """When it left its commit group, on the monotonic clock; None: it has not, in this process."""
+
+    @property
+    def cursor(self) -> CursorState | None:
+        """The state of its cursor, None if it has stopped; ``turn`` sets it."""
+        return self._cursor
 
     @property
     def status(self) -> Status:
-        """The view's status; ``turn`` sets it."""
-        return self._status
+        """The view's status."""
+        cursor = self._cursor  # read once: another thread may call this while it changes
+        return Status.ERROR if cursor is None else cursor.status
 
     @property
     def latency_ms(self) -> int:
@@ -344,14 +358,43 @@ class View(Unit):
         self.target = target
         self._changed()
 
-    def turn(self, status: Status) -> None:
-        """Set the status in memory; the caller updates the catalog."""
-        self._status = status
+    def turn(self, to: CursorState, reason: str = "", **facts: Any) -> None:
+        """Set the state of its cursor; the caller updates the status in the catalog.
+
+        One event is logged when the view leaves its commit group, with ``reason`` and ``facts``,
+        and one when it is back.
+        """
+        before, left_at, now = self._cursor, self._left_at, clock.monotonic()
+        if before == to and (left_at is None) == (to == CursorState.LEADING):
+            return
+        self._cursor = to
+        self._changed()
+        self.story.add(to, reason=reason, txid=self.processed)
+        told = {"view": self.id, "state": to, "reason": reason, **facts}
+        if to == CursorState.LEADING:
+            self._left_at = None
+            if left_at is not None:
+                after_s = round(now - left_at, 3)
+                _log.info("view joined its commit group", view=self.id, after_s=after_s)
+        elif left_at is not None:
+            _log.debug("cursor of a view changed", **told)
+        else:
+            self._left_at = now
+            if to in (CursorState.BLOCKED, CursorState.LOST):
+                _log.warning("view left its commit group", **told)
+            else:
+                _log.info("view left its commit group", **told)
+
+    def end(self) -> None:
+        """Take away its cursor, because it has stopped."""
+        self._cursor = None
         self._changed()
 
     def suspend(self, job: str | None) -> None:
         """Suspend writes for ``job``; None: resume them."""
         self._suspended = job
+        if job is not None and self._cursor == CursorState.LEADING:
+            self.turn(CursorState.CATCHING_UP, "its contents are being replaced")
         self._changed()
 
     def allow(self, latency_ms: int) -> None:
@@ -377,12 +420,17 @@ class View(Unit):
     @property
     def live(self) -> bool:
         """Whether batches are processed for it."""
-        return self._status == Status.RUNNING and self._suspended is None
+        return self.status == Status.RUNNING and self._suspended is None
+
+    @property
+    def leads(self) -> bool:
+        """Whether it processes each batch together with the other views of its commit group."""
+        return self._cursor == CursorState.LEADING
 
     @property
     def owned(self) -> bool:
         """Whether the source must retain what it has not processed yet."""
-        return self._status in OWNED
+        return self._cursor is not None
 
     @property
     def argument(self) -> str:
@@ -526,7 +574,7 @@ def _view(row: WorkedView) -> View:
             rebuilt.sink.schema,
             keys.chosen(options.key, rebuilt.sink.key),
         ),
-        Status(row.status),
+        _CURSORS.get(Status(row.status)),
         row.owner or "",
         commit_group=options.commit_group,
         _latency_ms=options.latency_ms,
@@ -534,6 +582,8 @@ def _view(row: WorkedView) -> View:
         parts={} if placed else dict(row.parts),
         shares=options.sharing and not placed and not row.parts,
         limits=dict(options.limits),
+        # An earlier process has logged why such a view left.
+        _left_at=None if row.status == Status.RUNNING else clock.monotonic(),
     )
     events.know_view(made.id, made.target.shown)
     return made

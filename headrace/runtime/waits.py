@@ -22,7 +22,7 @@ from headrace.runtime import views
 from headrace.runtime.engine_state import EngineState
 from headrace.runtime.views import View
 from headrace.sql import views as catalog
-from headrace.sql.status import Status
+from headrace.sql.status import CursorState
 
 _LEAD_S: Final = 10.0
 """Seconds after which a new view need not lead to be there: the others may be too busy."""
@@ -89,7 +89,7 @@ class PositionWaits:
                 )
             elif self._state.missing(view) is not None:
                 left.append(waiting)  # its worker still needs the staged states
-            elif view.status == Status.PAUSED or self._leads(view, waiting):
+            elif view.cursor == CursorState.PAUSED or self._leads(view, waiting):
                 waiting.future.set_result(None)
             else:
                 left.append(waiting)
@@ -106,8 +106,15 @@ class PositionWaits:
         now = clock.monotonic()
         if waiting.reached_at is None:
             waiting.reached_at = now
-        lags = view.id in self._state.lagging.views
-        return not lags or now > waiting.reached_at + _LEAD_S
+        slow = view.commit_group in self._state.lagging.groups
+        with_group = view.leads or (slow and self._is_level(view))
+        return with_group or now > waiting.reached_at + _LEAD_S
+
+    def _is_level(self, view: View) -> bool:
+        """Return whether all views of a slow group are at the same txid."""
+        lagging = self._state.lagging_views
+        group = [v.processed for v in lagging if v.commit_group == view.commit_group]
+        return len(set(group)) <= 1
 
     def check(self) -> None:
         """Complete the futures of reached positions; the engine calls this in each cycle."""
@@ -149,13 +156,13 @@ class PositionWaits:
 
 def _stopped(view: View) -> HeadraceError | None:
     """Return why ``view`` will not advance; None: it runs."""
-    if view.status == Status.ERROR:
+    if view.cursor is None:
         return DefiniteFailure(
             f"view {view.target.shown} has stopped",
             detail=view.message,
             hint=views.resync_hint(view),
         )
-    if view.status == Status.PAUSED:
+    if view.cursor == CursorState.PAUSED:
         return DefiniteFailure(
             f"view {view.target.shown} is paused",
             hint=f"CALL headrace.resume_view('{view.argument}').",

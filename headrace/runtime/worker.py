@@ -236,6 +236,7 @@ class Worker:
                     "id": view.id,
                     "name": view.target.shown,
                     "status": view.status,
+                    "cursor": view.cursor,
                     "message": view.message,
                     "txid": view.mark.txid,
                     "lsn": format_lsn(view.mark.lsn),
@@ -374,7 +375,8 @@ def _load(engine: Engine) -> rpc.Handler:
 def _held(engine: Engine) -> rpc.Handler:
     async def handle(params: dict[str, Any], _: Progress) -> Any:
         works = activity.describe(engine.state, engine.works(), engine.writes)
-        return {"works": works, "behind": engine.watermark.lagging_views()}
+        behind, cursors = engine.watermark.lagging_views(), insight.cursors(engine.state)
+        return {"works": works, "behind": behind, "cursors": cursors}
 
     return handle
 

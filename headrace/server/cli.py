@@ -284,7 +284,8 @@ def _status(settings: Settings) -> int:
             return 1
         facts = conn.execute("SELECT fact, value, ok, hint FROM headrace.status()").fetchall()
         views = conn.execute(
-            "SELECT name, status, held_by FROM headrace.list_views()"
+            "SELECT name, concat_ws(', ', status, nullif(nullif(cursor, 'leading'), status)), held_by"
+            " FROM headrace.list_views()"
             " WHERE held_by IS NOT NULL ORDER BY name"
         ).fetchall()
     for fact, value, ok, hint in facts:

@@ -21,7 +21,7 @@ from headrace.postgres.connect import async_dicts
 from headrace.server.commands import CommandPeer
 from headrace.server.supervisor import Child, Supervisor
 from headrace.sql import origins
-from headrace.sql.status import SHOWN, Status
+from headrace.sql.status import SHOWN, CursorState, Status
 
 if TYPE_CHECKING:
     from headrace.server.metrics import Page
@@ -190,6 +190,8 @@ def _view(page: Page, view: Mapping[str, Any]) -> None:
     name = str(view["name"])
     for state in SHOWN:
         page.put("view_state", view["status"] == state, name, state)
+    for cursor in CursorState:
+        page.put("view_cursor", view["cursor"] == cursor, name, cursor)
     if view["lag_ms"] is not None:
         page.put("view_freshness_seconds", float(view["lag_ms"]) / 1000, name)
     for column in ("lag_bytes", "rows", "txid"):

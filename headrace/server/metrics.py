@@ -103,6 +103,7 @@ TABLE: Final[tuple[Meaning, ...]] = (
     _gauge("collections_left_out", "The same for collections, and metrics_collections_max."),
     # --- each view
     _gauge("view_state", "1 for the state that the view is in, 0 for the others.", "view", "state"),
+    _gauge("view_cursor", "1 for the state of its cursor (list_views()), 0 for the others; all 0 if no engine works on it.", "view", "state"),
     _gauge("view_freshness_seconds", "Lag of the view: lag_ms of list_views().", "view"),
     _gauge("view_lag_bytes", "WAL written since the position that the view covers.", "view"),
     _gauge("view_rows", "Rows of its table, as estimated.", "view"),

@@ -1,7 +1,7 @@
 """Stores the worker's reports for ``list_views()``, ``status()`` and ``lag_history()``.
 
-Every second it asks for lagging views and long operations, every few seconds for the general state.
-Unchanged reports are not written again; while everything is idle nothing is written.
+Every second it asks for lagging views, cursors and long operations, every few seconds for the
+general state.  Unchanged reports are not written again; while all is idle, nothing is written.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from headrace.postgres import connect
 from headrace.process import tasks
 from headrace.server.commands import CommandPeer
 from headrace.sql import held, samples
-from headrace.sql.held import Behind, Fact, Holding
+from headrace.sql.held import Behind, Fact, Holding, PublishedCursor
 
 _LOOK_S: Final = 1.0
 _SOURCES_S: Final = 3.0
@@ -31,6 +31,8 @@ _COARSEN_S: Final = 60.0
 _STEP_PCT: Final = 5
 """Memory is reported again when it has changed by this percentage of its budget."""
 _log = structlog.get_logger(__name__)
+
+Held = tuple[list[Behind], list[PublishedCursor]]
 
 
 class Observer:
@@ -45,8 +47,8 @@ class Observer:
         """The facts that are stored; None: unknown."""
         self._works = True
         """Whether rows of kind ``work`` are, or may be, stored."""
-        self._behind: list[Behind] | None = None
-        """The views whose rows of kind ``behind`` are stored; None: unknown."""
+        self._stored: Held | None = None
+        """The views whose rows of kinds ``behind`` and ``cursor`` are stored; None: unknown."""
         self._sources = True
         """Whether there are sources, or may be."""
         self._failed = ""
@@ -128,27 +130,28 @@ class Observer:
         looked = 0.0
         while True:
             works: list[Holding] = []
-            behind = self._behind  # stays as stored if the worker does not answer
+            found = self._stored  # stays as stored if the worker does not answer
             with contextlib.suppress(HeadraceError, OSError, TimeoutError):
                 told = await self._call("held")
                 works = [Holding(**row) for row in told["works"]]
-                behind = [Behind(**row) for row in told["behind"]]
+                found = (
+                    [Behind(**row) for row in told["behind"]],
+                    [PublishedCursor(**row) for row in told["cursors"]],
+                )
             now = clock.monotonic()
             due = self._sources and now - looked > _SOURCES_S
             # A view that stays behind for days is stored once.
-            if works or self._works or due or behind != self._behind:
+            if works or self._works or due or found != self._stored:
                 looked = now
-                await self._writing(partial(self._put, works, behind or []))
+                await self._writing(partial(self._put, works, found or ([], [])))
             await asyncio.sleep(_LOOK_S)
 
-    async def _put(
-        self, works: list[Holding], behind: list[Behind], conn: held.AsyncConnection
-    ) -> None:
-        self._behind = None  # unknown if the write fails
+    async def _put(self, works: list[Holding], found: Held, conn: held.AsyncConnection) -> None:
+        self._stored = None  # unknown if the write fails
         self._works = True
-        self._sources = await held.put(conn, works, behind)
+        self._sources = await held.put(conn, works, *found)
         self._works = bool(works)
-        self._behind = behind
+        self._stored = found
 
     async def _writing(self, write: Callable[[held.AsyncConnection], Awaitable[None]]) -> None:
         name = "headrace samples"

@@ -23,6 +23,10 @@ WITH wanted AS (
     SELECT t.view_id, 'behind' AS kind, '' AS what, to_timestamp(t.since) AS since, t.lsn
       FROM jsonb_to_recordset(%(behind)s) t(view_id bigint, since float8, lsn pg_lsn)
       JOIN headrace.views v ON v.id = t.view_id),
+ cursors AS (
+    SELECT t.view_id, 'cursor' AS kind, t.state AS what
+      FROM jsonb_to_recordset(%(cursors)s) t(view_id bigint, state text)
+      JOIN headrace.views v ON v.id = t.view_id),
  away AS (
     SELECT t.view_id, 'source' AS kind, string_agg(DISTINCT format('source "%%s" is %%s', o.name, o.state), '; ') AS what
       FROM headrace.origins o
@@ -34,10 +38,12 @@ WITH wanted AS (
     DELETE FROM headrace.held h
      WHERE NOT EXISTS (SELECT FROM wanted w WHERE w.view_id = h.view_id AND w.kind = h.kind)
        AND NOT EXISTS (SELECT FROM lagging l WHERE l.view_id = h.view_id AND l.kind = h.kind)
+       AND NOT EXISTS (SELECT FROM cursors c WHERE c.view_id = h.view_id AND c.kind = h.kind)
        AND NOT EXISTS (SELECT FROM away a WHERE a.view_id = h.view_id AND a.kind = h.kind))
 INSERT INTO headrace.held AS h (view_id, kind, what, since, lsn)
 SELECT w.view_id, w.kind, w.what, w.since, w.lsn FROM wanted w
  UNION ALL SELECT l.view_id, l.kind, l.what, l.since, l.lsn FROM lagging l
+ UNION ALL SELECT c.view_id, c.kind, c.what, clock_timestamp(), NULL FROM cursors c
  UNION ALL SELECT a.view_id, a.kind, a.what, clock_timestamp(), NULL FROM away a
     ON CONFLICT (view_id, kind) DO UPDATE SET what = EXCLUDED.what, since = EXCLUDED.since, lsn = EXCLUDED.lsn
  WHERE h.what <> EXCLUDED.what OR h.lsn IS DISTINCT FROM EXCLUDED.lsn
@@ -78,6 +84,15 @@ class Behind:
 
 
 @dataclass(frozen=True, slots=True)
+class PublishedCursor:
+    """View whose cursor does not lead."""
+
+    view_id: int
+    state: str
+    """See ``CursorState``."""
+
+
+@dataclass(frozen=True, slots=True)
 class Fact:
     """Line of ``status()``; ``ok`` is None for a fact that is neither good nor bad."""
 
@@ -87,9 +102,14 @@ class Fact:
     hint: str | None = None
 
 
-async def put(conn: AsyncConnection, works: Sequence[Holding], behind: Sequence[Behind]) -> bool:
+async def put(
+    conn: AsyncConnection,
+    works: Sequence[Holding],
+    behind: Sequence[Behind],
+    cursors: Sequence[PublishedCursor],
+) -> bool:
     """Store what blocks or delays views; return whether there are sources."""
-    values = {"works": works, "behind": behind}
+    values = {"works": works, "behind": behind, "cursors": cursors}
     await conn.execute(_PUT, {k: msgspec.json.encode(v).decode() for k, v in values.items()})
     row = await (await conn.execute("SELECT EXISTS (SELECT FROM headrace.origins)")).fetchone()
     assert row is not None, "it has no FROM"

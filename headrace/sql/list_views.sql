@@ -10,7 +10,7 @@ CREATE FUNCTION headrace.list_views(
     OUT name text, OUT status text, OUT message text, OUT query text, OUT rows bigint,
     OUT lag_ms bigint, OUT lag_bytes bigint, OUT txid bigint, OUT lsn pg_lsn, OUT owner text, OUT since timestamptz,
     OUT held_by text, OUT p50_ms float8, OUT p99_ms float8, OUT rows_per_s float8, OUT state_bytes bigint,
-    OUT last_error text, OUT last_error_at timestamptz)
+    OUT last_error text, OUT last_error_at timestamptz, OUT cursor text)
 RETURNS SETOF record
 LANGUAGE sql VOLATILE SET search_path = pg_catalog, pg_temp
 AS $$
@@ -27,7 +27,8 @@ AS $$
                 WHEN 'error' THEN 'it has stopped: see message'
                 WHEN 'sink_error' THEN concat_ws('; ', coalesce(
                      'its table is locked by ' || l.who,
-                     CASE WHEN v.placed_parts <> '{}'
+                     CASE WHEN s.cursor <> 'lost' THEN NULL
+                          WHEN v.placed_parts <> '{}'
                           THEN format('it waits for worker %s', (SELECT string_agg(DISTINCT format('"%s"', p.value), ' or ')
                                                                    FROM jsonb_each_text(v.placed_parts) p))
                           WHEN jsonb_typeof(v.options -> 'placement') = 'string' AND v.options ->> 'placement'
@@ -48,7 +49,7 @@ AS $$
                           WHEN s.lag_ms > 1000 THEN format('it is %s behind', pg_size_pretty(s.lag_bytes)) END),
                      a.what || format(', for %s', date_trunc('second', clock_timestamp() - a.since))), '') END,
            CASE WHEN n.fresh THEN n.p50_ms END, CASE WHEN n.fresh THEN n.p99_ms END,
-           CASE WHEN n.fresh THEN n.rows_per_s ELSE 0 END, n.state_bytes, v.last_error, v.last_error_at
+           CASE WHEN n.fresh THEN n.rows_per_s ELSE 0 END, n.state_bytes, v.last_error, v.last_error_at, s.cursor
       FROM headrace.view_states() WITH ORDINALITY s
       LEFT JOIN headrace.views v ON v.id = s.id  -- row security decides
       LEFT JOIN LATERAL (

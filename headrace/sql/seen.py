@@ -20,7 +20,7 @@ SELECT current_user::text AS role, r.oid::bigint AS oid, current_database()::tex
 _STATUS: Final = "SELECT fact, value, ok, hint FROM headrace.status()"
 _VIEWS: Final = """
 SELECT name, status, message, rows, lag_ms, lag_bytes, txid, owner::text AS owner, held_by,
-       extract(epoch FROM since)::float8 AS since, p50_ms, p99_ms, rows_per_s, state_bytes
+       cursor, extract(epoch FROM since)::float8 AS since, p50_ms, p99_ms, rows_per_s, state_bytes
   FROM headrace.list_views() LIMIT %s"""
 _SAMPLES: Final = """
 SELECT format('%%I.%%I', v.schema_name, v.view_name) AS name, extract(epoch FROM s.at)::bigint AS at,

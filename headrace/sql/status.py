@@ -1,4 +1,4 @@
-"""Statuses of views and of commands, and the transitions between those of views."""
+"""Statuses of views and of commands, and the states of the views' cursors."""
 
 from __future__ import annotations
 
@@ -41,6 +41,35 @@ OWNED: Final = (Status.RUNNING, Status.SINK_ERROR, Status.PAUSED)
 
 SHOWN: Final = (*Status, "starting", "stopped")
 """Statuses in ``list_views()``; the last two are derived, not stored (``view_states.sql``)."""
+
+
+class CursorState(StrEnum):
+    """State of the cursor of a view that is populated and has not stopped."""
+
+    LEADING = auto()
+    """It processes each batch together with the other views of its commit group."""
+    CATCHING_UP = auto()
+    """It processes batches from further back, or will do so at once."""
+    BLOCKED = auto()
+    """Its batches cannot be written or computed now, for example because its table is locked."""
+    PAUSED = auto()
+    """A user has paused it."""
+    LOST = auto()
+    """A worker that has its states is out of reach."""
+
+    @property
+    def status(self) -> Status:
+        """The status of such a view."""
+        return _STATUSES[self]
+
+
+_STATUSES: Final = {
+    CursorState.LEADING: Status.RUNNING,
+    CursorState.CATCHING_UP: Status.RUNNING,
+    CursorState.BLOCKED: Status.SINK_ERROR,
+    CursorState.LOST: Status.SINK_ERROR,
+    CursorState.PAUSED: Status.PAUSED,
+}
 
 
 def ways_to(to: Status) -> list[Status]:

@@ -24,9 +24,9 @@ import psycopg
 
 from headrace.errors import PrerequisiteError
 
-CATALOG: Final = 3
+CATALOG: Final = 4
 """1: before numbers.  2: last errors of views, workers on other machines.  3: views with intervals
-are populated again; lagging views in ``held``."""
+are populated again; lagging views in ``held``.  4: states of cursors in ``held``."""
 KEY: Final = "version"
 """Key of its row in ``headrace.meta``."""
 GONE: Final[tuple[str, ...]] = ()

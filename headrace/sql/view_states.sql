@@ -12,11 +12,13 @@
 -- lag_ms: 0 for a view that has all changes received; for a lagging one, the time since the first commit that it
 -- lacks, or since the present batch was taken.  For one that has stopped, and for all while the engine does not
 -- run, how old the contents may be: the time since the last applied batch.
+-- cursor: whether the view processes each batch with its commit group, or why not (CursorState in sql/status.py), as the
+-- engine published it within the last seconds; NULL: no engine works on it.  The status is newer, and counts first.
 DROP FUNCTION IF EXISTS headrace.list_views();
 DROP FUNCTION IF EXISTS headrace.view_states();
 CREATE FUNCTION headrace.view_states(
     OUT id bigint, OUT name text, OUT status text, OUT message text, OUT rows bigint,
-    OUT lag_ms bigint, OUT lag_bytes bigint, OUT txid bigint, OUT lsn pg_lsn)
+    OUT lag_ms bigint, OUT lag_bytes bigint, OUT txid bigint, OUT lsn pg_lsn, OUT cursor text)
 RETURNS SETOF record
 LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
@@ -38,7 +40,12 @@ AS $$
                 WHEN k.status IN ('running', 'paused', 'sink_error') AND e.heard THEN greatest(e.lag_ms, CASE WHEN e.lsn IS NOT NULL AND k.status = 'running' THEN e.busy_ms END)
                 ELSE k.since_ms END,
            greatest(w.lsn - k.covered, 0)::bigint,
-           p.txid, p.lsn
+           p.txid, p.lsn,
+           CASE WHEN e.heard THEN
+                CASE k.status
+                     WHEN 'running' THEN CASE WHEN u.what IS NULL THEN 'leading' ELSE 'catching_up' END
+                     WHEN 'paused' THEN 'paused'
+                     WHEN 'sink_error' THEN CASE u.what WHEN 'lost' THEN 'lost' ELSE 'blocked' END END END
       FROM headrace.views v
       LEFT JOIN headrace.progress p ON p.view_id = v.id
       LEFT JOIN pg_class c ON c.oid = v.result_oid
@@ -50,6 +57,7 @@ AS $$
                   WHERE m.key = 'slot_name') s ON true
       LEFT JOIN headrace.worker_position() e ON true
       LEFT JOIN headrace.held h ON h.view_id = v.id AND h.kind = 'behind' AND h.lsn >= p.lsn AND v.status <> 'error'
+      LEFT JOIN headrace.held u ON u.view_id = v.id AND u.kind = 'cursor'
      CROSS JOIN LATERAL (
          SELECT v.owner IS NOT NULL AND o.oid IS NULL AS orphan,
                 CASE WHEN v.owner IS NOT NULL AND o.oid IS NULL THEN 'error'

@@ -103,11 +103,9 @@ def test_a_locked_result_table(engine, commander, source, places, stranger):
     lines = [json.loads(line) for line in engine.log.splitlines() if not READY.match(line)]
     assert {"event", "level", "process", "pid", "timestamp"} <= set.intersection(*map(set, lines))
     assert {type(line["view"]) for line in lines if "view" in line} == {str}
-    [stopped] = [line for line in lines if line["event"] == "view stopped"]
+    [left] = [line for line in lines if line["event"] == "view left its commit group"]
     number = source.execute("SELECT id FROM headrace.views").fetchone()[0]
-    assert (stopped["view"], stopped["view_id"], stopped["process"]) == (
-        *("public.sums", number, "worker"),
-    )
+    assert (left["view"], left["view_id"], left["process"]) == (*("public.sums", number, "worker"),)
 
 
 def test_a_slow_remote_function(commander, source, places, stranger):

@@ -20,6 +20,7 @@ from headrace.runtime.batches import Outcome
 from headrace.runtime.log_cursor import LogCursor
 from headrace.runtime.shared import Shared
 from headrace.runtime.views import Unit
+from headrace.sql.status import CursorState
 from headrace.storage.blocks import NoRoom
 from headrace.storage.queue import Queue
 from tests.compared import differs
@@ -135,6 +136,8 @@ def test_a_slow_group_holds_up_no_other(source, database, start, stay):
         assert running.book.position.txid > running.book.views[1].mark.txid
     check(running, source, quick=QUICK, slow=SLOW)
     assert running.book.lagging.groups == {"reports"}
+    slow, quick = running.book.views.values()
+    assert (slow.cursor, quick.cursor) == (CursorState.CATCHING_UP, CursorState.LEADING)
 
 
 def test_a38_what_has_gathered_is_taken_as_one(source, database, start, stay, monkeypatch):
@@ -324,7 +327,7 @@ def test_no_other_view_notices_a_view_that_catches_up(source, database, start, r
     wait_until(lambda: book.views[again].processed == book.taken.txid, "it has caught up")
     check(running, source, again=SUMS, **{n: q for n, q in queries.items() if n != "late"})
     wait_until(lambda: differs(source, "late", queries["late"]) == [], "time has passed")
-    wait_until(lambda: not book.lagging.views, "all lead again")
+    wait_until(lambda: not book.index.catching_up, "all lead again")
     assert book.stream is stream
     assert quick.works <= book.taken.txid, "it has processed no txid twice"
 
@@ -361,7 +364,9 @@ def test_no_other_view_notices_a_view_on_a_worker_that_catches_up(
 
         def lead() -> None:
             wait_until(
-                lambda: all(book.views[v].live for v in (whole, part)) and not book.lagging.views,
+                lambda: (
+                    all(book.views[v].live for v in (whole, part)) and not book.index.catching_up
+                ),
                 "all lead again",
             )
 
@@ -435,7 +440,7 @@ def test_a41_the_latency_decides_who_runs_first(source, database, start, monkeyp
             settle(running, source)
         order.clear()
         running.on(go_on)
-        wait_until(lambda: not book.lagging.views, "both lead again")
+        wait_until(lambda: not book.index.catching_up, "both lead again")
         check(running, source, **queries)
         last = len(order) - order[::-1].index(urgent)
         before = order[:last].count(other)

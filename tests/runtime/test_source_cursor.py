@@ -69,7 +69,7 @@ def some(running, source, rng: random.Random, batches: int = 5) -> None:
 
 
 def lead(running) -> None:
-    wait_until(lambda: not running.book.lagging.views, "all lead")
+    wait_until(lambda: not running.book.index.catching_up, "all lead")
 
 
 def equal(running, source, **queries: str) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from headrace.runtime.positions import StateMark
 from headrace.runtime.views import View
-from headrace.sql.status import Status
+from headrace.sql.status import CursorState
 from tests.runtime.units import Moments, view
 
 
@@ -21,7 +21,7 @@ def moments(monkeypatch):
 
 
 CHANGES: dict[str, Callable[[View], object]] = {
-    "pause": lambda v: v.turn(Status.PAUSED),
+    "pause": lambda v: v.turn(CursorState.PAUSED),
     "suspend": lambda v: v.suspend("job"),
     "allow": lambda v: v.allow(500),
     "place": lambda v: v.place("w1", {}),
@@ -57,24 +57,27 @@ def test_a_view_that_was_replaced_or_removed_changes_nothing(moments):
         moments.index.update_mark(unit)
         moments.index.remove(unit)
     assert [(u.id, u.mark.txid) for u in moments.index.behind(9)] == [(1, 4)]
-    assert len(moments.index.live_in({""})) == 1
+    assert len(moments.index.owned({1, 2})) == 1
 
 
 def test_what_ends_ownership_removes_a_view(moments):
-    assert moments.during(lambda: moments.views[1].turn(Status.ERROR)) == [{2}]
+    assert moments.during(moments.views[1].end) == [{2}]
     assert moments.during(moments.views.clear)[-1] == set()
 
 
-def test_counts_follow_latency_group_and_status(moments):
+def test_counts_follow_latency_and_cursor(moments):
     index, (one, two) = moments.index, moments.views.values()
     one.allow(500)
     assert index.latency_ms == 0
     two.allow(200)
     assert index.latency_ms == 200
-    two.turn(Status.SINK_ERROR)
+    two.turn(CursorState.BLOCKED)
     assert index.latency_ms == 500
-    assert index.standing == [two]
-    assert index.live_in({""}) == [one]
+    assert (index.standing, index.catching_up) == ([two], [])
+    two.turn(CursorState.CATCHING_UP)
+    assert (index.standing, index.catching_up) == ([], [two])
+    two.end()
     one.suspend("job")
-    assert (index.latency_ms, index.live_in({""})) == (0, [])
+    assert (index.latency_ms, index.any_live, index.catching_up) == (0, False, [one])
+    two.turn(CursorState.PAUSED)
     assert index.owned({1, 2, 3}) == [one, two]

@@ -15,7 +15,7 @@ from headrace.runtime.registry import Registry
 from headrace.runtime.unit_index import UnitIndex
 from headrace.runtime.views import View
 from headrace.sink.table import ResultTable
-from headrace.sql.status import Status
+from headrace.sql.status import CursorState
 
 
 class Lock:
@@ -62,7 +62,10 @@ class Moments:
 
 
 def view(
-    number: int, txid: int = 3, status: Status = Status.RUNNING, mark: StateMark | None = None
+    number: int,
+    txid: int = 3,
+    cursor: CursorState = CursorState.LEADING,
+    mark: StateMark | None = None,
 ) -> View:
     """Return a view with a trivial plan, at a txid or a mark."""
     schema = ()
@@ -73,7 +76,7 @@ def view(
         {},
         0,
         ResultTable(number, "public", f"v{number}", number, schema, ()),
-        status,
+        cursor,
     )
     made.restore(None, mark or StateMark(txid, txid, txid))
     return made

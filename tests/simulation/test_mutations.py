@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from headrace.runtime import insight
 from headrace.runtime.durability import Durability
 from headrace.runtime.intake_log import IntakeLog
 from headrace.runtime.jobs import Jobs
 from headrace.runtime.writing import SinkThread
+from headrace.sql.status import CursorState
 from headrace.storage.manager import Storage
 from tests.simulation import world as worlds
 from tests.simulation.script import Script
@@ -54,12 +56,22 @@ def skip_a_batch_in_the_log(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(IntakeLog, "keep_after", lambda this, db, txid: keep_after(this, db, this.last))
 
 
+def publish_too_early(patch: pytest.MonkeyPatch) -> None:
+    """Say that a view leads while it still catches up."""
+    cursors = insight.cursors
+    hidden = CursorState.CATCHING_UP
+    patch.setattr(
+        insight, "cursors", lambda state: [c for c in cursors(state) if c["state"] != hidden]
+    )
+
+
 MUTATIONS = [
     confirm_before_the_checkpoint,
     never_sync_the_log,
     never_admit_again,
     commit_after_a_failure,
     skip_a_batch_in_the_log,
+    publish_too_early,
 ]
 
 

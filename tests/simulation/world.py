@@ -13,7 +13,7 @@ import secrets
 import shutil
 import tempfile
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, Final
@@ -28,11 +28,12 @@ from headrace.postgres.numbering import Observation, StreamAttribute, VisibleXid
 from headrace.postgres.slot import SlotState
 from headrace.process import faults
 from headrace.runtime import engine as engines
-from headrace.runtime import ownership, positions, replay, result_tables
+from headrace.runtime import insight, ownership, positions, replay, result_tables
+from headrace.runtime.batches import Processor
 from headrace.runtime.engine import Engine
 from headrace.runtime.views import View
 from headrace.runtime.watch import Watch
-from headrace.sql.status import Status
+from headrace.sql.status import CursorState, Status
 from headrace.sql.views import WorkedView
 from headrace.state import layout
 from headrace.state.disk import Disk as StateDisk
@@ -132,6 +133,7 @@ class World:
         patch.setattr("headrace.runtime.copied_stream.Receiver", receiver)
         patch.setattr("headrace.runtime.copied_stream._exhausted", lambda _, error: error)
         patch.setattr("headrace.runtime.copied_stream.secrets.token_hex", lambda _: "copy")
+        patch.setattr(Processor, "run", self._checked(Processor.run))
         patch.setattr(faults, "point", self._pass_point)
         patch.setattr(faults, "rows", self._take_rows)
         # A generator of their own: libraries may draw numbers when they are imported.
@@ -174,6 +176,17 @@ class World:
         if seconds:
             self.scheduler.current.cpu_s += seconds
             self.scheduler.stand(seconds)
+
+    def _checked(self, run: Callable[..., Any]) -> Callable[..., Any]:
+        """Return ``Processor.run`` with a check of the published cursors before and after it."""
+
+        def checked(this: Processor, views: Sequence[View], frames: Any, *more: Any) -> Any:
+            self._check_cursors(this, views, frames.txid)
+            outcome = run(this, views, frames, *more)
+            self._check_cursors(this, [v for v in views if v.id not in outcome.failed], frames.txid)
+            return outcome
+
+        return checked
 
     # --- the engine's process
 
@@ -320,7 +333,7 @@ class World:
         for view in list(state.views.values()):
             if view.commit_group != group or view.id in moves or not view.live:
                 continue
-            if view.store is None or state.lagging.has(view.id, group):
+            if view.store is None or not view.leads:
                 continue
             if view.id in self.server.stumbled or view.processed < txid:
                 continue
@@ -331,6 +344,25 @@ class World:
                     f"view {view.id} leads and is at {self.server.progress[view.id]}, its group at"
                     f" {txid}"
                 )
+
+    def _check_cursors(self, processor: Processor, views: Sequence[View], txid: int) -> None:
+        """Check that the views of the batch that all others take now are those that lead."""
+        engine = self.engine
+        if engine is None:
+            return
+        published = {row["view_id"]: row["state"] for row in insight.cursors(engine.state)}
+        found = {view.id: published.get(view.id, CursorState.LEADING) for view in views}
+        if processor is engine._catching_up._processor:
+            wrong = {i: state for i, state in found.items() if state != CursorState.CATCHING_UP}
+        else:
+            wrong = {i: state for i, state in found.items() if state != CursorState.LEADING}
+            wrong |= {
+                view.id: CursorState.LEADING
+                for view in list(engine.state.views.values())
+                if view.owned and view.id not in published | found and view.processed < txid
+            }
+        if wrong:
+            self.scheduler.fail(f"views {[*found]} process {txid}, and published are {wrong}")
 
     def _confirms(self, lsn: int) -> None:
         if lsn > max(self.disk.confirmed, self.server.start_lsn):
@@ -381,6 +413,11 @@ class World:
             if self.scheduler.now > until:
                 self.scheduler.fail(f"views do not run again\n{self.describe()}")
         self.expect(ids, SETTLED_S, "all troubles are over")
+        while self.engine is not None and insight.cursors(self.engine.state):
+            self.scheduler.stand(0.1)
+            self.check_alive()
+            if self.scheduler.now > until + SETTLED_S:
+                self.scheduler.fail(f"views do not lead again\n{self.describe()}")
         for view_id in ids:
             self._compare(view_id)
 

@@ -334,7 +334,7 @@ def test_list_views(conn, database):
     cursor = conn.execute("SELECT * FROM headrace.list_views()")
     names = (
         "name status message query rows lag_ms lag_bytes txid lsn owner since held_by p50_ms p99_ms"
-        " rows_per_s state_bytes last_error last_error_at"
+        " rows_per_s state_bytes last_error last_error_at cursor"
     )
     assert [c.name for c in cursor.description] == names.split()
 

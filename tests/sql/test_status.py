@@ -13,7 +13,16 @@ from psycopg.conninfo import make_conninfo
 
 from headrace.errors import BugError, DefiniteFailure
 from headrace.sql import install, states
-from headrace.sql.status import BORN, OWNED, TRANSITIONS, UNFINISHED, CommandStatus, Status, ways_to
+from headrace.sql.status import (
+    BORN,
+    OWNED,
+    TRANSITIONS,
+    UNFINISHED,
+    CommandStatus,
+    CursorState,
+    Status,
+    ways_to,
+)
 
 PAGE = Path(__file__).parents[2] / "docs" / "ARCHITECTURE.md"
 
@@ -130,6 +139,12 @@ def test_the_catalog_knows_the_same_ones(conn, table, members):
     ).fetchall()
     (told,) = [text for (text,) in checks if "status" in text]
     assert sorted(re.findall(r"'(\w+)'", told)) == sorted(members)
+
+
+def test_list_views_shows_each_state_of_a_cursor(conn):
+    [(text,)] = conn.execute("SELECT prosrc FROM pg_proc WHERE proname = 'view_states'").fetchall()
+    assert set(CursorState) <= set(re.findall(r"'(\w+)'", text))
+    assert {state.status for state in CursorState} == set(OWNED)
 
 
 def test_each_is_reached_and_none_is_the_end():

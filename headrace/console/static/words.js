@@ -89,9 +89,15 @@ export const STATUS = {
   stopped: ["bad", "no engine"],
 };
 
+// Where they say more than the status.
+const CURSORS = {
+  catching_up: ["busy", "catching up"],
+  lost: ["warn", "waits for its worker"],
+};
+
 // [tone, words] of a view; a running view that is late is a warning.
 export function tone(view) {
-  const [kind, words] = STATUS[view.status] ?? ["idle", view.status];
+  const [kind, words] = CURSORS[view.cursor] ?? STATUS[view.status] ?? ["idle", view.status];
   if (kind === "ok" && view.held_by && view.lag_ms > 1000) return ["warn", "late"];
   return [kind, words];
 }
@@ -110,7 +116,7 @@ export function remedies(view) {
   const out = [];
   out.push(...mends(view));
   if (view.status === "paused") out.push([call("resume_view"), "continues from its last position"]);
-  if (view.status === "sink_error") {
+  if (view.cursor === "blocked") {
     out.push(["SELECT pid, query FROM pg_stat_activity WHERE pid = …;", "shows the session that locks the table (its process is named above)"]);
   }
   if (view.status === "running") {
