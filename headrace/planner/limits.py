@@ -1,4 +1,4 @@
-"""Limits of planning: processor time, the size of the plan, and cancellation.
+"""Limits of planning: processor time, the size of trees and plans, and cancellation.
 
 Planning is a loop over trees on one thread.  Each pass calls ``check`` at every node.  So a query
 that takes too long is refused, and a canceled call or a closed connection ends its planning at
@@ -38,7 +38,13 @@ Cancelling = Callable[[Callable[[], object]], contextlib.AbstractContextManager[
 """While inside the context that it makes, a cancel also calls the function."""
 
 
+class LargeTrees(Exception):  # noqa: N818  no error: the caller starts again in another process
+    """Raised inside ``small_trees`` by the tree that is one too many."""
+
+
 class _Here(threading.local):
+    tree_chars: int | None = None
+    """Characters of trees that may still be read; None: any number."""
     until: float | None = None
     """When ``cpu_until`` can be reached at the earliest, on the monotonic clock."""
     cpu_until = 0.0
@@ -73,6 +79,33 @@ def cancelling(action: Callable[[], object]) -> Iterator[None]:
         return
     with _here.cancelling(action):
         yield
+
+
+@contextlib.contextmanager
+def small_trees(chars: int) -> Iterator[None]:
+    """Raise ``LargeTrees`` once this thread reads more than ``chars`` characters of trees inside.
+
+    A tree is the ``pg_node_tree`` text of a query.  It shows what planning costs better than the
+    query's own text, which may be ``SELECT * FROM v``.
+    """
+    before, _here.tree_chars = _here.tree_chars, chars
+    try:
+        yield
+    finally:
+        _here.tree_chars = before
+
+
+def check_tree(chars: int) -> None:
+    """Count a tree of that many characters, before it is read.
+
+    Raises:
+        LargeTrees: inside ``small_trees``, it is one too many.
+    """
+    if _here.tree_chars is None:
+        return
+    _here.tree_chars -= chars
+    if _here.tree_chars < 0:
+        raise LargeTrees
 
 
 @contextlib.contextmanager
@@ -115,8 +148,13 @@ def check() -> None:
     if left > 0:
         _here.until = clock.monotonic() + left
         return
-    raise UserError(
-        f"planning the query takes more than {_here.time_ms} ms",
+    raise too_slow(_here.time_ms)
+
+
+def too_slow(time_ms: int) -> UserError:
+    """Return the error of a query whose planning takes longer than ``time_ms``."""
+    return UserError(
+        f"planning the query takes more than {time_ms} ms",
         hint=f"{_HINT} Or raise the setting planning_time_ms_max.",
         sqlstate="54000",
     )

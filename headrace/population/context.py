@@ -10,6 +10,7 @@ from headrace.collections.plan import PhysicalPlan
 from headrace.config import Settings
 from headrace.population.job import Job
 from headrace.population.places import Places
+from headrace.population.planner_processes import PlannerProcesses
 from headrace.population.shared import Snapshots
 from headrace.population.snapshot import Snapshot
 from headrace.population.staging import Staging
@@ -66,6 +67,8 @@ class JobContext:
     publication_lock: threading.Lock = field(default_factory=threading.Lock)
     """Held from registering a view's tables to publishing them, and from finding unused tables
     to unpublishing them; otherwise a drop could unpublish a table of a new view."""
+    planners: PlannerProcesses = field(init=False)
+    """Plans large queries, in separate processes."""
     snapshots: Snapshots = field(init=False)
     """Snapshots that populations read from; several populations may share one."""
     places: Places = field(init=False)
@@ -82,6 +85,7 @@ class JobContext:
 
     def __post_init__(self) -> None:
         """Allow as many concurrent populations as ``populations_max``."""
+        self.planners = PlannerProcesses(self.settings)
         side_by_side = max(self.settings.populations_max, 1)
         # Each open snapshot belongs to a job that has a permit, or gets the next one.
         self.snapshots = Snapshots(side_by_side)

@@ -86,8 +86,8 @@ def planning(context: JobContext, job: Job) -> Iterator[Connection]:
 
 
 def plan_with_facts(
+    context: JobContext,
     conn: Connection,
-    settings: Settings,
     request: PlanRequest,
     options: ViewSpec,
     view_id: int = 0,
@@ -96,13 +96,14 @@ def plan_with_facts(
 
     ``view_id``: ID of the view, if it already exists.
     """
+    settings = context.settings
     with conn.transaction(force_rollback=True):
         # Use one snapshot: reading the facts again later reveals any change since.
         conn.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
         bounds, over = options.recursions(settings), _point(conn, options.point)
         limits, trusted = PlanLimits(settings.planning_time_ms_max), options.trust_stable
         wanted = replace(request, recursions=bounds, over=over, limits=limits, trust_stable=trusted)
-        planned = plan(conn, wanted)
+        planned = context.planners.call(conn, wanted.caller, wanted.query, plan, wanted)
         if over is not None and over not in planned.results:
             raise UserError(
                 f'the query does not read the view of connection point "{options.point}"',

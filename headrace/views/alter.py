@@ -79,7 +79,7 @@ def _alter(
         stored.options.check_alterable(wanted.options)
         owner = owner_of(conn, view, caller)
         asked = PlanRequest(text.query, owner.name, wanted.settings)
-        planned, under = plan_with_facts(conn, context.settings, asked, options, view.id)
+        planned, under = plan_with_facts(context, conn, asked, options, view.id)
         planned = text.noted(texts.tidied(context, conn, asked, planned))
         option_checks.check(conn, context.settings, options, planned, owner.oid)
         if view.result_oid in planned.results:

@@ -283,6 +283,7 @@ class Builder:
         self._pool.shutdown(wait=False, cancel_futures=True)
         await asyncio.to_thread(self._spark.stop)
         await asyncio.to_thread(self._context.reader.close)
+        await asyncio.to_thread(self._context.planners.close)
 
     # --- handlers
 

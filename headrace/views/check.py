@@ -42,7 +42,7 @@ def checked(
     Raises:
         HeadraceError: the error that create_view would raise.
     """
-    planned, under = plan_with_facts(conn, context.settings, wanted, options)
+    planned, under = plan_with_facts(context, conn, wanted, options)
     option_checks.check(conn, context.settings, options, planned, under["owner"])
     tables = [table.oid for table in planned.tables]
     with context.publication_lock:

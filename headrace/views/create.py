@@ -50,7 +50,7 @@ def create_view(context: JobContext, job: Job, request: CreateView) -> dict[str,
             job.say(text.notice)
         target = names.resolve_new(conn, request.name, request.caller, request.settings)
         wanted = dataclasses.replace(wanted, query=text.query)
-        planned, planned_under = plan_with_facts(conn, context.settings, wanted, options)
+        planned, planned_under = plan_with_facts(context, conn, wanted, options)
         option_checks.check(conn, context.settings, options, planned, planned_under["owner"])
         planned = text.noted(texts.tidied(context, conn, wanted, planned))
     # Names were looked up earlier; the catalog row inserted below decides who has the name.

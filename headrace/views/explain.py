@@ -120,7 +120,8 @@ def _of_query(
     asked = PlanRequest(query.query, request.caller, request.settings, limits=limits)
     if request.stage == readings.AST:
         return Stages({}, {readings.AST: _ast(context, conn, asked)})
-    return Stages.of(query.noted(plan(conn, asked)))
+    planned = context.planners.call(conn, asked.caller, asked.query, plan, asked)
+    return Stages.of(query.noted(planned))
 
 
 def _ast(context: JobContext, conn: Connection, asked: PlanRequest) -> Graph:

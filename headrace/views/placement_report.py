@@ -101,7 +101,8 @@ def _known(context: JobContext, job: Job, conn: Connection, request: ExplainPlac
     view = names.find_named(conn, text, caller, request.settings)
     if view is None:
         limits = PlanLimits(context.settings.planning_time_ms_max)
-        planned = plan(conn, PlanRequest(text, caller, request.settings, limits=limits))
+        asked = PlanRequest(text, caller, request.settings, limits=limits)
+        planned = context.planners.call(conn, caller, text, plan, asked)
         return _Known(planned.physical, planned.shown_sizes, MAIN, {}, MAIN, None)
     names.check_owner(conn, view, caller)
     stored = views.stored(conn, view.id)

@@ -160,7 +160,7 @@ def _plan_again(
         text = present(conn, canonical, named, loosely=loosely, by_name=by_name)
         request = PlanRequest(text, owner.name, settings | found)
         try:
-            made = plan_with_facts(conn, context.settings, request, stored.options, view.id)
+            made = plan_with_facts(context, conn, request, stored.options, view.id)
             return Replanned(*made, owner)
         except HeadraceError as error:
             # The position is one in the canonical text, which no user wrote.

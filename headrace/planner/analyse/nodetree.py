@@ -146,6 +146,7 @@ class _Reader:
     """
 
     def __init__(self, text: str) -> None:
+        limits.check_tree(len(text))
         self._text = text
         self._tokens = _TOKEN.finditer(text)
         self._words: dict[str, str] = {}
