@@ -38,7 +38,7 @@ Cancelling = Callable[[Callable[[], object]], contextlib.AbstractContextManager[
 """While inside the context that it makes, a cancel also calls the function."""
 
 
-class LargeTrees(Exception):  # noqa: N818  no error: the caller starts again in another process
+class LargeTrees(Exception):
     """Raised inside ``small_trees`` by the tree that is one too many."""
 
 

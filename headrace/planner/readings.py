@@ -94,7 +94,45 @@ def schemas(conn: Connection, mine: BoundText) -> list[str]:
     return [str(schema) for (schema,) in rows]
 
 
-def same(conn: Connection, request: PlanRequest, mine: BoundText, text: str) -> str | None:
+def alike(conn: Connection, request: PlanRequest, text: str) -> bool:
+    """Return whether Postgres binds ``text`` to the same tree as the query.
+
+    Raises:
+        HeadraceError: as ``bound``.
+    """
+    return _difference(conn, request, bound(conn, request), text) is None
+
+
+def check(conn: Connection, request: PlanRequest) -> None:
+    """Raise unless Postgres binds the query.
+
+    Raises:
+        HeadraceError: as ``bound``.
+    """
+    bound(conn, request)
+
+
+def drawn(
+    conn: Connection, request: PlanRequest, read: Iterable[Mapping[str, Any]], text: str
+) -> Graph:
+    """Return a parser's tree of the query (``reading.trees.plain``) with the relations of its names.
+
+    ``text``: the query as the parser writes it.
+
+    Raises:
+        HeadraceError: as ``bound``.
+    """
+    mine = bound(conn, request)
+    differs = _difference(conn, request, mine, text)
+    told = (
+        "Postgres reads it alike"
+        if differs is None
+        else f"it is planned as Postgres reads it: {differs}"
+    )
+    return _annotated(read, mine, [told])
+
+
+def _difference(conn: Connection, request: PlanRequest, mine: BoundText, text: str) -> str | None:
     """Return None if Postgres binds ``text`` to the same tree as ``mine``, else the difference."""
     try:
         other = bound(conn, PlanRequest(text, request.caller, request.settings))
@@ -105,15 +143,12 @@ def same(conn: Connection, request: PlanRequest, mine: BoundText, text: str) -> 
     return "what the parser has read is written otherwise than it stands there"
 
 
-def annotated(
-    read: Iterable[Mapping[str, Any]], mine: BoundText | None, told: Iterable[str]
-) -> Graph:
-    """Return a parser's tree (``reading.trees.plain``) with the relations of its names."""
+def _annotated(read: Iterable[Mapping[str, Any]], mine: BoundText, told: Iterable[str]) -> Graph:
     nodes = [_node(data, mine) for data in read]
     return Graph(AST, nodes[0].id, tuple(nodes), notes=tuple(told))
 
 
-def _node(data: Mapping[str, Any], mine: BoundText | None) -> GraphNode:
+def _node(data: Mapping[str, Any], mine: BoundText) -> GraphNode:
     more: dict[str, Any] = {}
     if "arg" in data:
         more["arg"] = data["arg"]
@@ -122,17 +157,16 @@ def _node(data: Mapping[str, Any], mine: BoundText | None) -> GraphNode:
     if "comments" in data:
         more["comments"] = data["comments"]
     detail = data["detail"]
-    if mine is not None:
-        found = _found(data, mine.relations)
-        if found is not None:
-            relation, column = found
-            more["oid"] = relation.oid
-            more["relation"] = relation.shown
-            said = relation.shown
-            if column is not None:
-                more["attnum"] = relation.columns[column]
-                said = f"{said}.{column}"
-            detail = f"{detail} = {said}"
+    found = _found(data, mine.relations)
+    if found is not None:
+        relation, column = found
+        more["oid"] = relation.oid
+        more["relation"] = relation.shown
+        said = relation.shown
+        if column is not None:
+            more["attnum"] = relation.columns[column]
+            said = f"{said}.{column}"
+        detail = f"{detail} = {said}"
     for comment in data.get("comments", ()):
         detail = f"{detail} -- {comment}".strip()
     return GraphNode(data["id"], data["kind"], detail, tuple(data["inputs"]), more=more or None)

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from headrace.collections.plan import PhysicalPlan
 from headrace.config import Settings
+from headrace.planner import limits
 from headrace.population.job import Job
 from headrace.population.places import Places
 from headrace.population.planner_processes import PlannerProcesses
@@ -62,7 +63,7 @@ class JobContext:
     settings: Settings
     worker: WorkerProtocol
     spark: SparkPopulation
-    reader: TextReader = field(default_factory=TextReader)
+    reader: TextReader = field(default_factory=lambda: TextReader(limits.check))
     """Parses queries in other SQL dialects, in a separate process."""
     publication_lock: threading.Lock = field(default_factory=threading.Lock)
     """Held from registering a view's tables to publishing them, and from finding unused tables

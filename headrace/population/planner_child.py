@@ -52,7 +52,7 @@ HINT: Final = "Make the query shorter, or read fewer views and subqueries in it.
 
 @dataclass(frozen=True, slots=True)
 class CallRequest:
-    """A call of ``function(conn, *args)``."""
+    """A call of ``function(conn, *args, **named)``."""
 
     dsn: str
     snapshot: str | None
@@ -62,6 +62,7 @@ class CallRequest:
     function: Callable[..., Any]
     """A function of a module, which is pickled as its name."""
     args: tuple[Any, ...]
+    named: dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +160,7 @@ def _called(job: Job, asked: CallRequest) -> Any:
         limits.applied(PlanLimits(asked.time_ms)),
         _reading(conn, asked.snapshot),
     ):
-        return asked.function(conn, *asked.args)
+        return asked.function(conn, *asked.args, **asked.named)
 
 
 @contextlib.contextmanager

@@ -17,7 +17,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from typing import Concatenate, Final, ParamSpec, TypeVar
+from typing import Concatenate, Final, ParamSpec, TypeVar, cast
 
 import structlog
 from psycopg.pq import TransactionStatus
@@ -73,9 +73,9 @@ class PlannerProcesses:
         text: str,
         function: Callable[Concatenate[Connection, P], T],
         *args: P.args,
-        **none: P.kwargs,
+        **named: P.kwargs,
     ) -> T:
-        """Return ``function(conn, *args)``; it reads ``text``, and leaves nothing behind.
+        """Return ``function(conn, *args, **named)``; it reads ``text``, and leaves nothing behind.
 
         ``function`` belongs to a module; its arguments and its value can be pickled.  In another
         process it gets another connection, and reads the catalog by the snapshot of the
@@ -85,10 +85,9 @@ class PlannerProcesses:
             UserError: 54000, it takes too much memory or time.
             HeadraceError: an error of the function.
         """
-        assert not none, "only positional arguments are passed on"
         if len(text) < LARGE_CHARS:
             with contextlib.suppress(limits.LargeTrees), limits.small_trees(_TREE_CHARS):
-                return function(conn, *args)
+                return function(conn, *args, **named)
         with self._turn(caller):
             request = CallRequest(
                 self._settings.source,
@@ -96,9 +95,9 @@ class PlannerProcesses:
                 self._settings.planning_time_ms_max,
                 function,
                 args,
+                named,
             )
-            value: T = self._called(pickle.dumps(request))
-            return value
+            return cast("T", self._called(pickle.dumps(request)))
 
     def close(self) -> None:
         """End idle processes, and each other one after its call."""

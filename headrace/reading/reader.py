@@ -1,4 +1,7 @@
-"""Client of the process that parses queries (``child.py``); one request at a time, with limits."""
+"""Client of the processes that parse queries (``child.py``): one request at a time each, with limits.
+
+One process parses short texts, another one long texts, which take up to some seconds each.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ import select
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -22,6 +25,10 @@ TEXT_MAX: Final = 1_000_000
 """Maximum length of a query, in characters."""
 _WAIT_S: Final = 30.0
 """Maximum seconds for an answer, on a busy machine; ``child.py`` limits the processor time."""
+_LONG: Final = 16_384
+"""Length from which a text is long, in characters."""
+_POLL_S: Final = 0.1
+"""Seconds after which a wait checks whether it is still wanted."""
 _COMPLEX: Final = "54001"
 _PASSED: Final = ("LD_LIBRARY_PATH", "PATH", "PYTHONPATH", "TZ")
 """Environment variables that are passed on; none holds a secret."""
@@ -36,11 +43,12 @@ class Read:
 
 
 class TextReader:
-    """Owner of the process, which is started at first use; thread-safe."""
+    """Owner of the processes, which are started at first use; thread-safe."""
 
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._process: subprocess.Popen[bytes] | None = None
+    def __init__(self, check: Callable[[], None]) -> None:
+        """``check`` is called repeatedly during a request, and may raise to end it."""
+        self._short = _Parser(check)
+        self._long = _Parser(check)
 
     def read(self, text: str) -> Read:
         """Parse a query in Postgres' SQL.
@@ -72,9 +80,9 @@ class TextReader:
         return str(self._ask(asked)["text"])
 
     def close(self) -> None:
-        """End the process."""
-        with self._lock:
-            self._end()
+        """End the processes."""
+        self._short.close()
+        self._long.close()
 
     def _ask(self, question: dict[str, Any]) -> dict[str, Any]:
         text = question["text"]
@@ -83,8 +91,8 @@ class TextReader:
                 f"the query has more than {TEXT_MAX} characters, and is not read",
                 sqlstate=_COMPLEX,
             )
-        with self._lock:
-            found = self._answered(msgspec.json.encode(question) + b"\n")
+        parser = self._short if len(text) < _LONG else self._long
+        found = parser.answered(msgspec.json.encode(question) + b"\n")
         if "refused" not in found:
             return found
         at = found.get("at")
@@ -94,12 +102,44 @@ class TextReader:
             position=None if at is None else int(at) + 1,
         )
 
+
+class _Parser:
+    """One process."""
+
+    def __init__(self, check: Callable[[], None]) -> None:
+        self._check = check
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def answered(self, line: bytes) -> dict[str, Any]:
+        """Return the answer to a request."""
+        with self._turn():
+            try:
+                return self._answered(line)
+            except BaseException:
+                self._end()
+                raise
+
+    def close(self) -> None:
+        """End the process."""
+        with self._lock:
+            self._end()
+
+    @contextlib.contextmanager
+    def _turn(self) -> Iterator[None]:
+        while not self._lock.acquire(timeout=_POLL_S):
+            self._check()
+        try:
+            yield
+        finally:
+            self._lock.release()
+
     def _answered(self, line: bytes) -> dict[str, Any]:
         for attempt in (1, 2):
             process = self._running()
             try:
                 _send(process, line)
-                answer = _receive(process)
+                answer = self._received(process)
             except BrokenPipeError:
                 answer = None
                 if attempt == 1:
@@ -110,12 +150,27 @@ class TextReader:
                 found: dict[str, Any] = msgspec.json.decode(answer)
                 return found
             break
-        self._end()
         raise UserError(
             "the query takes too long to be read, or too much memory",
             hint="Simplify it, or write it in Postgres' SQL, which needs no translation.",
             sqlstate=_COMPLEX,
         )
+
+    def _received(self, process: subprocess.Popen[bytes]) -> bytes | None:
+        """Return the line of an answer; None: the process has exited, or takes too long."""
+        assert process.stdout is not None, "it is a pipe"
+        until, parts = clock.monotonic() + _WAIT_S, []
+        while True:
+            ready, _, _ = select.select((process.stdout,), (), (), _POLL_S)
+            self._check()
+            if not ready and clock.monotonic() < until:
+                continue
+            piece = os.read(process.stdout.fileno(), 1 << 20) if ready else b""
+            if not piece:
+                return None
+            parts.append(piece)
+            if piece.endswith(b"\n"):
+                return b"".join(parts)
 
     def _running(self) -> subprocess.Popen[bytes]:
         if self._process is None or self._process.poll() is not None:
@@ -156,17 +211,3 @@ def _send(process: subprocess.Popen[bytes], line: bytes) -> None:
     assert process.stdin is not None, "it is a pipe"
     process.stdin.write(line)
     process.stdin.flush()
-
-
-def _receive(process: subprocess.Popen[bytes]) -> bytes | None:
-    """Return the line of an answer; None: the process has exited, or takes too long."""
-    assert process.stdout is not None, "it is a pipe"
-    until, parts = clock.monotonic() + _WAIT_S, []
-    while True:
-        ready, _, _ = select.select((process.stdout,), (), (), max(until - clock.monotonic(), 0))
-        piece = os.read(process.stdout.fileno(), 1 << 20) if ready else b""
-        if not piece:
-            return None
-        parts.append(piece)
-        if piece.endswith(b"\n"):
-            return b"".join(parts)

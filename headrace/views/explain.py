@@ -130,22 +130,18 @@ def _ast(context: JobContext, conn: Connection, asked: PlanRequest) -> Graph:
     Raises:
         UserError: Postgres refuses the query, or sqlglot cannot parse it, with the position.
     """
-    mine = readings.bound(conn, asked)
+    caller, query = asked.caller, asked.query
     try:
-        read = context.reader.read(asked.query)
+        read = context.reader.read(query)
     except UserError as error:
+        # What Postgres says of the query comes first.
+        context.planners.call(conn, caller, query, readings.check, asked)
         error.detail = (
             f"{error.detail or ''} Postgres reads the query; the parser that shows syntax trees does"
             " not. Nothing else depends on it."
         ).strip()
         raise
-    differs = readings.same(conn, asked, mine, read.text)
-    told = (
-        "Postgres reads it alike"
-        if differs is None
-        else f"it is planned as Postgres reads it: {differs}"
-    )
-    return readings.annotated(read.nodes, mine, [told])
+    return context.planners.call(conn, caller, query, readings.drawn, asked, read.nodes, read.text)
 
 
 def _written(conn: Connection, stored: StoredView, owner: str | None) -> PlanRequest:
@@ -177,7 +173,8 @@ def _of_view(
         raise UserError(f"view {view.shown} has no plan", hint="Run CALL headrace.resync_view.")
     stages = Stages.stored(stored.explain)
     if request.stage == readings.AST:
-        asked = _written(conn, stored, view.owner_name or request.caller)
+        owner = view.owner_name or request.caller
+        asked = context.planners.call(conn, owner, stored.canonical or "", _written, stored, owner)
         stages.graphs[readings.AST] = _ast(context, conn, asked)
         return stages
     notes = [*_placed(stored), *_points(conn, view, request.caller)]

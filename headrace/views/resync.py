@@ -157,7 +157,16 @@ def _plan_again(
 
     def attempt(*, loosely: bool) -> Replanned:
         found = {"search_path": objects.path(conn, settings, named)} if loosely else {}
-        text = present(conn, canonical, named, loosely=loosely, by_name=by_name)
+        text = context.planners.call(
+            conn,
+            owner.name,
+            canonical,
+            present,
+            canonical,
+            named,
+            loosely=loosely,
+            by_name=by_name,
+        )
         request = PlanRequest(text, owner.name, settings | found)
         try:
             made = plan_with_facts(context, conn, request, stored.options, view.id)

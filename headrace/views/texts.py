@@ -119,7 +119,9 @@ def tidied(
         return planned
     with contextlib.suppress(HeadraceError):
         read = context.reader.read(query)
-        mine = readings.bound(conn, request)
-        if readings.same(conn, request, mine, read.text) is None:
+        alike = context.planners.call(
+            conn, request.caller, query, readings.alike, request, read.text
+        )
+        if alike:
             return replace(planned, explain={**planned.explain, TIDY: read.text})
     return planned

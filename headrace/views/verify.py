@@ -20,6 +20,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
 
@@ -349,6 +350,7 @@ class _Proof:
         role. The function is created before the read transaction, which must not write: it would
         block new slots.
         """
+        timed = self._query(conn)
         with conn.transaction():
             self._become_caller(conn)
             conn.execute(_ROWS_OF)
@@ -377,7 +379,7 @@ class _Proof:
             " SELECT {image}, -1 FROM s CROSS JOIN q WHERE s.c >= 0"
         ).format(
             names=self._names(),
-            query=sql.SQL(self._query()),
+            query=sql.SQL(timed),
             pinned=pinned,
             image=_image("q", self._columns),
         )
@@ -418,11 +420,12 @@ class _Proof:
             ).format(_image("p", self._columns), first, last)
         )
 
-    def _query(self) -> str:
-        query = self._subject.canonical
+    def _query(self, conn: Connection) -> str:
+        query, caller = self._subject.canonical, self._subject.caller
         if not self._subject.physical.temporal:
             return query
-        return clocks.at(query, clock.from_postgres(self._instant))
+        instant = clock.from_postgres(self._instant)
+        return self._context.planners.call(conn, caller, query, _at, query, instant)
 
     def _become_caller(self, conn: Connection) -> None:
         if self._subject.caller is not None:
@@ -543,6 +546,10 @@ _HOW: Final = {
     open_order.CHARACTERS: "the characters of",
     open_order.NOTHING: "nothing of",
 }
+
+
+def _at(_: Connection, query: str, instant: datetime) -> str:
+    return clocks.at(query, instant)
 
 
 def _fields(alias: str, columns: list[str]) -> sql.Composed:

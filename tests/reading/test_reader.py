@@ -16,7 +16,7 @@ COLUMNS = {"t": {"a": "int4", "b": "text", "c": "int8", "f": "float8"}}
 
 @pytest.fixture(scope="module")
 def asked():
-    reader = TextReader()
+    reader = TextReader(lambda: None)
     yield reader
     reader.close()
 
