@@ -84,13 +84,18 @@ def read_frame(descriptor: int) -> bytes | None:
     return None if head is None else _read(descriptor, int.from_bytes(head))
 
 
+def framed(frame: bytes) -> bytes:
+    """Return a frame with its length before it."""
+    return len(frame).to_bytes(_LENGTH) + frame
+
+
 def write_frame(descriptor: int, frame: bytes) -> None:
     """Write a frame.
 
     Raises:
         BrokenPipeError: the other side is gone.
     """
-    rest = memoryview(len(frame).to_bytes(_LENGTH) + frame)
+    rest = memoryview(framed(frame))
     while rest:
         rest = rest[os.write(descriptor, rest) :]
 

@@ -10,8 +10,8 @@ process of its own it holds up no other job, and its memory returns to the syste
 from __future__ import annotations
 
 import contextlib
+import os
 import pickle
-import select
 import signal
 import subprocess
 import sys
@@ -31,10 +31,11 @@ from headrace.population.planner_child import (
     TOO_LARGE,
     CallAnswer,
     CallRequest,
+    framed,
     read_frame,
-    write_frame,
 )
 from headrace.postgres.connect import Connection
+from headrace.process import pipes
 
 _log = structlog.get_logger(__name__)
 
@@ -184,6 +185,7 @@ class _PlannerProcess:
         assert self._process.stdout is not None, "it is a pipe"
         self._requests: Final = self._process.stdin.fileno()
         self._answers: Final = self._process.stdout.fileno()
+        os.set_blocking(self._requests, False)
         self._lock = threading.Lock()
         self._asked = False
         self._until: float | None = None
@@ -197,10 +199,11 @@ class _PlannerProcess:
             QueryCancelled: the job was cancelled.
             UserError: 54000, the process was ended by its limits.
         """
+        pipes.write(self._requests, framed(request), limits.check)
         self._asked = True
+        frame = None
         try:
-            write_frame(self._requests, request)
-            with limits.cancelling(self._cancel):
+            with limits.cancelling(self._cancel), contextlib.suppress(TimeoutError):
                 if self._received() is None:
                     limits.check()
                     raise BrokenPipeError
@@ -222,19 +225,24 @@ class _PlannerProcess:
 
     def _cancel(self) -> None:
         """Cancel the call, from another thread."""
-        with self._lock, contextlib.suppress(BrokenPipeError):
+        # A pipe that is full, or gone, takes no cancel: then the process is killed.
+        with self._lock, contextlib.suppress(BrokenPipeError, BlockingIOError):
             if self._asked:
                 self._until = clock.monotonic() + _CANCEL_S
-                write_frame(self._requests, b"")
+                os.write(self._requests, framed(b""))
 
     def _received(self) -> bytes | None:
-        """Return the next frame; None: the process has exited, or ignored a cancel."""
-        while True:
-            ready, _, _ = select.select((self._answers,), (), (), _POLL_S)
-            if ready:
-                return read_frame(self._answers)
-            if self._until is not None and clock.monotonic() >= self._until:
-                return None
+        """Return the next frame; None: the process has exited.
+
+        Raises:
+            TimeoutError: the process ignores a cancel.
+        """
+        pipes.await_data(self._answers, self._check_late)
+        return read_frame(self._answers)
+
+    def _check_late(self) -> None:
+        if self._until is not None and clock.monotonic() >= self._until:
+            raise TimeoutError
 
     def _exceeded(self, time_ms: int) -> UserError:
         if self._process.wait() == -signal.SIGXCPU:

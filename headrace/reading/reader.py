@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import select
 import subprocess
 import sys
 import threading
@@ -19,6 +18,7 @@ import msgspec
 
 from headrace import clock
 from headrace.errors import SyntaxUserError, TransientError, UserError
+from headrace.process import pipes
 from headrace.reading import DIALECTS
 
 TEXT_MAX: Final = 1_000_000
@@ -135,11 +135,19 @@ class _Parser:
             self._lock.release()
 
     def _answered(self, line: bytes) -> dict[str, Any]:
+        until = clock.monotonic() + _WAIT_S
+
+        def check() -> None:
+            self._check()
+            if clock.monotonic() > until:
+                raise TimeoutError
+
         for attempt in (1, 2):
             process = self._running()
             try:
-                _send(process, line)
-                answer = self._received(process)
+                answer = _answer(process, line, check)
+            except TimeoutError:
+                break
             except BrokenPipeError:
                 answer = None
                 if attempt == 1:
@@ -156,22 +164,6 @@ class _Parser:
             sqlstate=_COMPLEX,
         )
 
-    def _received(self, process: subprocess.Popen[bytes]) -> bytes | None:
-        """Return the line of an answer; None: the process has exited, or takes too long."""
-        assert process.stdout is not None, "it is a pipe"
-        until, parts = clock.monotonic() + _WAIT_S, []
-        while True:
-            ready, _, _ = select.select((process.stdout,), (), (), _POLL_S)
-            self._check()
-            if not ready and clock.monotonic() < until:
-                continue
-            piece = os.read(process.stdout.fileno(), 1 << 20) if ready else b""
-            if not piece:
-                return None
-            parts.append(piece)
-            if piece.endswith(b"\n"):
-                return b"".join(parts)
-
     def _running(self) -> subprocess.Popen[bytes]:
         if self._process is None or self._process.poll() is not None:
             self._end()
@@ -187,6 +179,8 @@ class _Parser:
                 raise TransientError(
                     f"the process that reads queries cannot be started: {error}", sqlstate="53000"
                 ) from error
+            assert self._process.stdin is not None, "it is a pipe"
+            os.set_blocking(self._process.stdin.fileno(), False)
         return self._process
 
     def _end(self) -> None:
@@ -207,7 +201,16 @@ def _known(dialect: str) -> str:
     return known
 
 
-def _send(process: subprocess.Popen[bytes], line: bytes) -> None:
-    assert process.stdin is not None, "it is a pipe"
-    process.stdin.write(line)
-    process.stdin.flush()
+def _answer(process: subprocess.Popen[bytes], line: bytes, check: pipes.Check) -> bytes | None:
+    """Send a line, and return the line of its answer; None: the process has exited."""
+    assert process.stdin is not None and process.stdout is not None, "they are pipes"
+    pipes.write(process.stdin.fileno(), line, check)
+    answers, parts = process.stdout.fileno(), []
+    while True:
+        pipes.await_data(answers, check)
+        piece = os.read(answers, 1 << 20)
+        if not piece:
+            return None
+        parts.append(piece)
+        if piece.endswith(b"\n"):
+            return b"".join(parts)

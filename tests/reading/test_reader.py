@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 
 import pytest
 
@@ -70,7 +71,7 @@ def test_who_takes_too_long_is_ended(asked, monkeypatch):
     """A parse that is too slow is stopped; the next query gets another process."""
     monkeypatch.setattr(reader, "_WAIT_S", 0.5)
     asked.read("SELECT 1")
-    process = asked._process
+    process = asked._short._process
     os.kill(process.pid, signal.SIGSTOP)
     with pytest.raises(UserError, match="too long") as raised:
         asked.read("SELECT 1")
@@ -82,8 +83,8 @@ def test_who_takes_too_long_is_ended(asked, monkeypatch):
 
 def test_a_process_that_has_ended_by_itself_is_started_again(asked):
     asked.read("SELECT 1")
-    asked._process.kill()
-    asked._process.wait()
+    asked._short._process.kill()
+    asked._short._process.wait()
     assert asked.read("SELECT 1").nodes[0]["kind"] == "Select"
 
 
@@ -182,3 +183,38 @@ def test_unknown_dialects(asked):
     with pytest.raises(UserError, match='unknown dialect "klingon"') as raised:
         asked.translated("SELECT 1", "klingon", {})
     assert all(name in raised.value.hint for name in DIALECTS)
+
+
+def test_a_short_text_does_not_wait_for_a_long_one():
+    """A long text may be cancelled while it is parsed, and while it waits for another one."""
+    cancelled, long = threading.Event(), f"SELECT 1 -- {'x' * 100_000}"
+
+    class Cancelled(Exception):
+        pass
+
+    def check() -> None:
+        if cancelled.is_set() and threading.current_thread() is not threading.main_thread():
+            raise Cancelled
+
+    def parse() -> None:
+        try:
+            asked.read(long)
+        except Cancelled:
+            ended.append("cancelled")
+
+    asked, ended = TextReader(check), []
+    asked.read(long)
+    process = asked._long._process
+    os.kill(process.pid, signal.SIGSTOP)
+    threads = [threading.Thread(target=parse) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    assert asked.read("SELECT 1").nodes[0]["kind"] == "Select"
+    assert ended == []
+    cancelled.set()
+    for thread in threads:
+        thread.join()
+    assert ended == ["cancelled"] * 2
+    assert process.poll() is not None, "it is ended, since its answer is not wanted"
+    assert asked.read(long).nodes[0]["kind"] == "Select"
+    asked.close()
