@@ -27,6 +27,9 @@ SCHEMA = """
 CREATE TYPE pair AS (x int, y int);
 CREATE TABLE t (id int PRIMARY KEY, k int, n numeric(10,2), s text, ts timestamptz);
 CREATE TABLE u (id bigint PRIMARY KEY, k bigint, s text);
+INSERT INTO t SELECT i, i % 7, i, i::text, now() FROM generate_series(1, 500) i;
+INSERT INTO u SELECT i, i % 7, i::text FROM generate_series(1, 500) i;
+ANALYZE t, u;
 """
 CONSTANTS = ", ".join(map(str, range(2_000)))
 MANY = ", ".join(map(str, range(10_000)))
@@ -227,9 +230,11 @@ def test_memory_is_limited(conn, planners, function):
 def test_processor_time_is_limited(conn, dsn, tmp_path):
     hasty = PlannerProcesses(Settings(source=dsn, data_dir=tmp_path, planning_time_ms_max=200))
     with contextlib.closing(hasty):
+        first = hasty.call(conn, None, LARGE, pid)
         with pytest.raises(UserError, match="takes more than 200 ms") as raised:
             hasty.call(conn, None, LARGE, loops, str(tmp_path / "seen"))
         assert raised.value.code == "54000"
+        assert hasty.call(conn, None, LARGE, pid) == first, "the kernel had not to end it"
 
 
 @pytest.mark.slow
