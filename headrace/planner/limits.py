@@ -23,6 +23,11 @@ COLUMNS_MAX: Final = 400_000
 """Columns of all its nodes, copies that were made on the way included: about 1 kB each."""
 PARTS_MAX: Final = 1_000_000
 """Parts of an expression: columns, constants, operators and functions."""
+LARGE_CHARS: Final = 16_384
+"""Length of the text of a query from which it is large, in characters."""
+LARGE_TREES: Final = 1_000_000
+"""Length of all trees of a query together from which it is large, in characters."""
+_ANY: Final = 1 << 30
 _HINT: Final = "Read fewer views and subqueries in one query."
 
 
@@ -38,8 +43,8 @@ Cancelling = Callable[[Callable[[], object]], contextlib.AbstractContextManager[
 """While inside the context that it makes, a cancel also calls the function."""
 
 
-class LargeTrees(Exception):
-    """Raised inside ``small_trees`` by the tree that is one too many."""
+class LargeQuery(Exception):
+    """Raised inside ``small`` by the text or the tree that is too large."""
 
 
 class _Here(threading.local):
@@ -82,30 +87,45 @@ def cancelling(action: Callable[[], object]) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def small_trees(chars: int) -> Iterator[None]:
-    """Raise ``LargeTrees`` once this thread reads more than ``chars`` characters of trees inside.
+def small() -> Iterator[None]:
+    """Raise ``LargeQuery`` once this thread is about to read a large query inside the context.
 
-    A tree is the ``pg_node_tree`` text of a query.  It shows what planning costs better than the
-    query's own text, which may be ``SELECT * FROM v``.
+    A query is large by its text, or by its trees: the ``pg_node_tree`` texts of itself and of the
+    views that it reads.  They show what planning costs better than a text ``SELECT * FROM v``.
     """
-    before, _here.tree_chars = _here.tree_chars, chars
+    before, _here.tree_chars = _here.tree_chars, LARGE_TREES
     try:
         yield
     finally:
         _here.tree_chars = before
 
 
+def check_text(chars: int) -> None:
+    """Check the text of a query of that many characters, before it is read.
+
+    Raises:
+        LargeQuery: inside ``small``, it is large.
+    """
+    if _here.tree_chars is not None and chars >= LARGE_CHARS:
+        raise LargeQuery
+
+
 def check_tree(chars: int) -> None:
     """Count a tree of that many characters, before it is read.
 
     Raises:
-        LargeTrees: inside ``small_trees``, it is one too many.
+        LargeQuery: inside ``small``, it is one too many.
     """
     if _here.tree_chars is None:
         return
     _here.tree_chars -= chars
     if _here.tree_chars < 0:
-        raise LargeTrees
+        raise LargeQuery
+
+
+def tree_chars() -> int:
+    """Return the number of characters of a tree that suffice for ``check_tree`` to refuse it."""
+    return (_ANY if _here.tree_chars is None else _here.tree_chars) + 1
 
 
 @contextlib.contextmanager

@@ -1,9 +1,7 @@
 """The process that reads large queries: calls functions with a connection of its own, under limits.
 
-Frames on standard input and output: eight bytes of length, then a pickle.  Input: ``CallRequest``;
-an empty frame cancels the call.  Output: an empty frame when a call begins, then ``CallAnswer``.
-The process may be killed at any time.  It exits after a while without calls, and at once when its
-parent is gone.
+Requests are pickled ``CallRequest``, answers pickled ``CallAnswer``; an empty request cancels the
+call before it.  The process may be killed at any time.  It exits at once when its parent is gone.
 """
 
 from __future__ import annotations
@@ -30,6 +28,7 @@ from headrace.planner.limits import PlanLimits
 from headrace.population.job import Job
 from headrace.postgres.connect import Connection
 from headrace.process import fork_server, imports
+from headrace.process.subprocess_pool import read_frame, write_frame
 
 TITLE: Final = fork_server.title("planner")
 """Title of the process, as ``ps`` shows it."""
@@ -38,16 +37,13 @@ MEMORY_BYTES: Final = 2 << 30
 CPU_S: Final = 10
 """Processor seconds beyond ``planning_time_ms_max`` after which the kernel ends the process: code
 that does not check its limits runs for that long."""
-IDLE_S: Final = 30.0
-"""Seconds without a call after which the process exits."""
 KEPT_BYTES: Final = 192 << 20
-"""Memory of a process that may serve another call; a larger one exits, which returns it."""
-_LENGTH: Final = 8
+"""Memory of a process that may serve another call; a larger one is ended, which returns it."""
+ANSWER_BYTES: Final = 64 << 20
+"""Limit of an answer, which the parent holds in its own memory."""
 _DEPTH: Final = 8_000
 """Recursion limit while an answer is pickled: planning allows 1000, pickling takes several frames
 for each object."""
-TOO_LARGE: Final = "planning the query takes too much memory"
-HINT: Final = "Make the query shorter, or read fewer views and subqueries in it."
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,39 +71,7 @@ class CallAnswer:
     bug: str | None = None
     """Traceback of any other exception."""
     last: bool = False
-    """Whether the process exits after this answer."""
-
-
-def read_frame(descriptor: int) -> bytes | None:
-    """Return the next frame, waiting for it; None: the other side is gone."""
-    head = _read(descriptor, _LENGTH)
-    return None if head is None else _read(descriptor, int.from_bytes(head))
-
-
-def framed(frame: bytes) -> bytes:
-    """Return a frame with its length before it."""
-    return len(frame).to_bytes(_LENGTH) + frame
-
-
-def write_frame(descriptor: int, frame: bytes) -> None:
-    """Write a frame.
-
-    Raises:
-        BrokenPipeError: the other side is gone.
-    """
-    rest = memoryview(framed(frame))
-    while rest:
-        rest = rest[os.write(descriptor, rest) :]
-
-
-def _read(descriptor: int, length: int) -> bytes | None:
-    parts = bytearray()
-    while len(parts) < length:
-        piece = os.read(descriptor, min(length - len(parts), 1 << 20))
-        if not piece:
-            return None
-        parts += piece
-    return bytes(parts)
+    """Whether the process is not to be asked again."""
 
 
 class _Calls:
@@ -117,21 +81,21 @@ class _Calls:
         self._waiting: queue.SimpleQueue[tuple[Job, bytes]] = queue.SimpleQueue()
         threading.Thread(target=self._listen, daemon=True).start()
 
-    def next(self) -> tuple[Job, bytes] | None:
-        """Return the next call; None: there was none for ``IDLE_S``."""
-        with contextlib.suppress(queue.Empty):
-            return self._waiting.get(timeout=IDLE_S)
-        return None
+    def next(self) -> tuple[Job, bytes]:
+        """Wait for the next call, and return it."""
+        return self._waiting.get()
 
     def _listen(self) -> None:
         job: Job | None = None
-        while (frame := read_frame(sys.stdin.fileno())) is not None:
-            if frame:
-                job = Job(lambda _: None)
-                self._waiting.put((job, frame))
-            elif job is not None:
-                job.cancel()
-        os._exit(0)
+        try:
+            while (frame := read_frame(sys.stdin.fileno())) is not None:
+                if frame:
+                    job = Job(lambda _: None)
+                    self._waiting.put((job, frame))
+                elif job is not None:
+                    job.cancel()
+        finally:
+            os._exit(0)
 
 
 def _answer(job: Job, frame: bytes) -> bytes:
@@ -144,17 +108,31 @@ def _answer(job: Job, frame: bytes) -> bytes:
         depth = sys.getrecursionlimit()
         sys.setrecursionlimit(_DEPTH)
         try:
-            return pickle.dumps(answer)
+            pickled = pickle.dumps(answer)
         finally:
             sys.setrecursionlimit(depth)
+        if len(pickled) <= ANSWER_BYTES:
+            return pickled
+        answer = _TOO_LARGE_ANSWER
     except HeadraceError as error:
         answer = CallAnswer(error=errors.to_wire(error), last=_is_large())
     except MemoryError:
-        refused = UserError(TOO_LARGE, hint=HINT, sqlstate="54000")
-        answer = CallAnswer(error=errors.to_wire(refused), last=True)
+        answer = _TOO_LARGE_ANSWER
     except Exception:  # noqa: BLE001  the parent reports it as a bug
         answer = CallAnswer(bug=traceback.format_exc(), last=True)
     return pickle.dumps(answer)
+
+
+def too_large() -> UserError:
+    """Return the error of a query whose planning takes too much memory."""
+    return UserError(
+        "planning the query takes too much memory",
+        hint="Make the query shorter, or read fewer views and subqueries in it.",
+        sqlstate="54000",
+    )
+
+
+_TOO_LARGE_ANSWER: Final = CallAnswer(error=errors.to_wire(too_large()), last=True)
 
 
 def _called(job: Job, asked: CallRequest) -> Any:
@@ -194,8 +172,8 @@ def _limit_cpu(time_ms: int) -> None:
     resource.setrlimit(resource.RLIMIT_CPU, (until if time_ms else most, most))
 
 
-def main() -> int:
-    """Answer calls until the parent is gone, or for ``IDLE_S`` without one."""
+def main() -> None:
+    """Answer calls until the parent is gone."""
     answers = os.dup(sys.stdout.fileno())
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # whatever is printed is no answer
     setproctitle.setproctitle(TITLE)
@@ -204,12 +182,5 @@ def main() -> int:
     imports.keep_pandas_out()
     calls = _Calls()
     with contextlib.suppress(BrokenPipeError):
-        while (call := calls.next()) is not None:
-            write_frame(answers, b"")
-            job, frame = call
-            write_frame(answers, _answer(job, frame))
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+        while True:
+            write_frame(answers, _answer(*calls.next()))

@@ -13,8 +13,6 @@ import contextlib
 import os
 import pickle
 import signal
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from typing import Concatenate, Final, ParamSpec, TypeVar, cast
@@ -24,31 +22,23 @@ from psycopg.pq import TransactionStatus
 
 from headrace import clock, errors
 from headrace.config import Settings
-from headrace.errors import BugError, TransientError, UserError
+from headrace.errors import BugError, HeadraceError, TransientError
 from headrace.planner import limits
-from headrace.population.planner_child import (
-    HINT,
-    TOO_LARGE,
-    CallAnswer,
-    CallRequest,
-    framed,
-    read_frame,
-)
+from headrace.population.planner_child import CallAnswer, CallRequest, too_large
 from headrace.postgres.connect import Connection
-from headrace.process import pipes
+from headrace.process.subprocess_pool import Subprocess, SubprocessPool
 
 _log = structlog.get_logger(__name__)
 
-LARGE_CHARS: Final = 16_384
-"""Length of a text from which it is read in another process."""
-_TREE_CHARS: Final = 1_000_000
-"""Size of all trees from which a query is read in another process, however short its text."""
 _PROCESSES: Final = 2
 """Limit of processes at once."""
 _POLL_S: Final = 0.1
 _CANCEL_S: Final = 2.0
 """Seconds that a process has to answer a cancel."""
-_PROGRAM: Final = "import sys; from headrace.population.planner_child import main; sys.exit(main())"
+_WAIT_S: Final = 120.0
+"""Seconds beyond ``planning_time_ms_max`` after which a call is cancelled, because it waits for
+Postgres, or hangs; other calls need the process."""
+_PROGRAM: Final = "from headrace.population.planner_child import main; main()"
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -64,8 +54,7 @@ class PlannerProcesses:
         """Callers that wait, in order of arrival."""
         self._served: set[str | None] = set()
         """Callers that are served: one call of each."""
-        self._idle: list[_PlannerProcess] = []
-        self._closed = False
+        self._pool: Final = SubprocessPool(_start)
 
     def call(
         self,
@@ -84,11 +73,12 @@ class PlannerProcesses:
 
         Raises:
             UserError: 54000, it takes too much memory or time.
+            TransientError: 53000, no process can be started; 55000, it waits for too long.
             HeadraceError: an error of the function.
         """
-        if len(text) < LARGE_CHARS:
-            with contextlib.suppress(limits.LargeTrees), limits.small_trees(_TREE_CHARS):
-                return function(conn, *args, **named)
+        with contextlib.suppress(limits.LargeQuery), limits.small():
+            limits.check_text(len(text))
+            return function(conn, *args, **named)
         with self._turn(caller):
             request = CallRequest(
                 self._settings.source,
@@ -102,11 +92,7 @@ class PlannerProcesses:
 
     def close(self) -> None:
         """End idle processes, and each other one after its call."""
-        with self._changed:
-            self._closed = True
-            idle, self._idle = self._idle, []
-        for process in idle:
-            process.end()
+        self._pool.close()
 
     @contextlib.contextmanager
     def _turn(self, caller: str | None) -> Iterator[None]:
@@ -135,119 +121,103 @@ class PlannerProcesses:
                 self._changed.notify_all()
 
     def _called(self, request: bytes) -> object:
-        while True:
-            with self._changed:
-                reused = bool(self._idle)
-                process = self._idle.pop() if reused else _PlannerProcess()
-            answer = None
-            try:
-                answer = process.call(request, self._settings.planning_time_ms_max)
-            except BrokenPipeError:
-                if reused:
-                    continue  # it had just exited by itself
-                raise TransientError(
-                    "the process that plans large queries ended", sqlstate="53000"
-                ) from None
-            finally:
-                if answer is None or answer.last or not self._kept(process):
-                    process.end()
-            if answer.bug is not None:
-                _log.error("call failed in another process", traceback=answer.bug)
-                raise BugError(f"internal error: {answer.bug.rstrip().splitlines()[-1]}")
-            if answer.error is not None:
-                raise errors.from_wire(answer.error)
-            return answer.value
-
-    def _kept(self, process: _PlannerProcess) -> bool:
-        with self._changed:
-            if not self._closed:
-                self._idle.append(process)
-            return not self._closed
-
-
-class _PlannerProcess:
-    """One process; one call at a time."""
-
-    def __init__(self) -> None:
+        process, answer = self._pool.take(), None
         try:
-            self._process = subprocess.Popen(
-                [sys.executable, "-c", _PROGRAM],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-            )
-        except OSError as error:
-            raise TransientError(
-                f"the process that plans large queries cannot be started: {error}",
-                sqlstate="53000",
-            ) from error
-        assert self._process.stdin is not None, "it is a pipe"
-        assert self._process.stdout is not None, "it is a pipe"
-        self._requests: Final = self._process.stdin.fileno()
-        self._answers: Final = self._process.stdout.fileno()
-        os.set_blocking(self._requests, False)
-        self._lock = threading.Lock()
-        self._asked = False
-        self._until: float | None = None
-        """When the process is killed, after a cancel."""
+            answer = _Call(process, self._settings.planning_time_ms_max).answer(request)
+        finally:
+            if answer is None or answer.last:
+                process.end()
+            else:
+                self._pool.give_back(process)
+        if answer.bug is not None:
+            _log.error("call failed in another process", traceback=answer.bug)
+            raise BugError(f"internal error: {answer.bug.rstrip().splitlines()[-1]}")
+        if answer.error is not None:
+            raise errors.from_wire(answer.error)
+        return answer.value
 
-    def call(self, request: bytes, time_ms: int) -> CallAnswer:
+
+class _Call:
+    """A call in a process."""
+
+    def __init__(self, process: Subprocess, time_ms: int) -> None:
+        self._process = process
+        self._time_ms = time_ms
+        self._wait_s: Final = time_ms / 1000 + _WAIT_S
+        self._until = clock.monotonic() + self._wait_s if time_ms else float("inf")
+        """When the call is cancelled, or, if it has been, when it is given up."""
+        self._lock = threading.Lock()
+        self._is_running = False
+        self._is_cancelled = False
+
+    def answer(self, request: bytes) -> CallAnswer:
         """Return the answer to a request.
 
         Raises:
-            BrokenPipeError: the process has exited before it began.
             QueryCancelled: the job was cancelled.
             UserError: 54000, the process was ended by its limits.
+            TransientError: 55000, it waits for too long; 53000, the process has failed.
         """
-        pipes.write(self._requests, framed(request), limits.check)
-        self._asked = True
         frame = None
         try:
-            with limits.cancelling(self._cancel), contextlib.suppress(TimeoutError):
-                if self._received() is None:
-                    limits.check()
-                    raise BrokenPipeError
-                frame = self._received()
+            with contextlib.suppress(TimeoutError):
+                self._process.send(request, self._check_sending)
+                self._is_running = True
+                with limits.cancelling(self.cancel):
+                    frame = self._process.receive(self._check)
         finally:
             with self._lock:
-                self._asked = False
+                self._is_running = False
         limits.check()
+        if self._is_cancelled or (frame is None and clock.monotonic() >= self._until):
+            raise self._late()
         if frame is None:
-            raise self._exceeded(time_ms)
+            raise self._exceeded()
         answer: CallAnswer = pickle.loads(frame)  # noqa: S301  our own code wrote it
         return answer
 
-    def end(self) -> None:
-        """End the process."""
-        self._process.kill()
-        with self._process, contextlib.suppress(OSError):
-            self._process.wait()
-
-    def _cancel(self) -> None:
-        """Cancel the call, from another thread."""
-        # A pipe that is full, or gone, takes no cancel: then the process is killed.
-        with self._lock, contextlib.suppress(BrokenPipeError, BlockingIOError):
-            if self._asked:
+    def cancel(self) -> None:
+        """Cancel the call; from any thread.  If the process does not react, it is given up."""
+        with self._lock:
+            if self._is_running and not self._is_cancelled:
+                self._is_cancelled = True
                 self._until = clock.monotonic() + _CANCEL_S
-                os.write(self._requests, framed(b""))
+                self._process.send_at_once(b"")
 
-    def _received(self) -> bytes | None:
-        """Return the next frame; None: the process has exited.
-
-        Raises:
-            TimeoutError: the process ignores a cancel.
-        """
-        pipes.await_data(self._answers, self._check_late)
-        return read_frame(self._answers)
-
-    def _check_late(self) -> None:
-        if self._until is not None and clock.monotonic() >= self._until:
+    def _check_sending(self) -> None:
+        limits.check()
+        if clock.monotonic() >= self._until:
             raise TimeoutError
 
-    def _exceeded(self, time_ms: int) -> UserError:
-        if self._process.wait() == -signal.SIGXCPU:
-            return limits.too_slow(time_ms)
-        return UserError(TOO_LARGE, hint=HINT, sqlstate="54000")
+    def _check(self) -> None:
+        if clock.monotonic() < self._until:
+            return
+        if self._is_cancelled:
+            raise TimeoutError
+        self.cancel()
+
+    def _late(self) -> HeadraceError:
+        return TransientError(
+            f"planning the query has not ended within {self._wait_s:.0f} s",
+            detail="It waits for Postgres, perhaps for a lock, or the machine is busy.",
+            hint="Call again when no other transaction locks what the query reads.",
+            sqlstate="55000",
+        )
+
+    def _exceeded(self) -> HeadraceError:
+        status = self._process.end()
+        if status == -signal.SIGXCPU:
+            return limits.too_slow(self._time_ms)
+        _log.warning("planner process ended", status=status)
+        if status < 0:
+            return too_large()
+        return TransientError("the process that plans large queries has failed", sqlstate="53000")
+
+
+def _start() -> Subprocess:
+    # A process reads the source by the DSN of its calls, and needs none of Headrace's secrets.
+    env = {name: value for name, value in os.environ.items() if not name.startswith("HEADRACE_")}
+    return Subprocess(("-c", _PROGRAM), env)
 
 
 def _exported(conn: Connection) -> str | None:

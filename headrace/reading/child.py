@@ -1,22 +1,22 @@
-"""The process that parses queries: requests on standard input, one per line, answers on output.
+"""The process that parses queries: requests on standard input, answers on output, in frames.
 
     {"do": "tree" | "tables" | "translate", "text": …, "dialect": …, "columns": …}
     {"tree": […], "text": …} | {"tables": […]} | {"text": …}
     | {"refused": message, "at": …, "hint": …}
 
-It may be killed at any time.  It exits after a while without requests, when its parent is gone, or
-when a request exceeds its limit of processor time or memory.
+It may be killed at any time.  It exits when its parent is gone, or when a request exceeds its limit
+of processor time or memory.
 """
 
 from __future__ import annotations
 
 import resource
-import select
 import sys
 from typing import Any, Final
 
 import msgspec
 
+from headrace.process.subprocess_pool import read_frame, write_frame
 from headrace.reading.dialects import tables, tidy, translated
 from headrace.reading.trees import POSTGRES, Unsaid, parsed, plain
 
@@ -24,8 +24,6 @@ CPU_S: Final = 5
 """Processor time for a request, in seconds."""
 MEMORY_BYTES: Final = 1 << 30
 """Limit of the address space."""
-IDLE_S: Final = 60.0
-"""Seconds without a request after which the process exits."""
 DEPTH: Final = 3_000
 """Recursion limit: ten frames for a nesting level of a query, half a kB each on the heap."""
 _TOO_DEEP: Final = "the text is nested too deeply"
@@ -60,20 +58,15 @@ def _more_time() -> None:
 
 
 def main() -> int:
-    """Answer requests until the input ends, or for ``IDLE_S`` without one."""
+    """Answer requests until the input ends."""
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     sys.setrecursionlimit(DEPTH)
-    asked = sys.stdin.buffer
-    while True:
-        ready, _, _ = select.select((asked,), (), (), IDLE_S)
-        line = asked.readline() if ready else b""
-        if not line:
-            return 0
+    asked, answers = sys.stdin.fileno(), sys.stdout.fileno()
+    while (frame := read_frame(asked)) is not None:
         _more_time()
-        said = msgspec.json.encode(answer(msgspec.json.decode(line)))
-        sys.stdout.buffer.write(said + b"\n")
-        sys.stdout.buffer.flush()
+        write_frame(answers, msgspec.json.encode(answer(msgspec.json.decode(frame))))
+    return 0
 
 
 if __name__ == "__main__":

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -17,8 +15,8 @@ from typing import Any, Final
 import msgspec
 
 from headrace import clock
-from headrace.errors import SyntaxUserError, TransientError, UserError
-from headrace.process import pipes
+from headrace.errors import SyntaxUserError, UserError
+from headrace.process.subprocess_pool import Subprocess, SubprocessPool
 from headrace.reading import DIALECTS
 
 TEXT_MAX: Final = 1_000_000
@@ -92,7 +90,7 @@ class TextReader:
                 sqlstate=_COMPLEX,
             )
         parser = self._short if len(text) < _LONG else self._long
-        found = parser.answered(msgspec.json.encode(question) + b"\n")
+        found = parser.answered(msgspec.json.encode(question))
         if "refused" not in found:
             return found
         at = found.get("at")
@@ -104,26 +102,29 @@ class TextReader:
 
 
 class _Parser:
-    """One process."""
+    """One process at a time."""
 
     def __init__(self, check: Callable[[], None]) -> None:
         self._check = check
         self._lock = threading.Lock()
-        self._process: subprocess.Popen[bytes] | None = None
+        self._pool: Final = SubprocessPool(_start)
 
-    def answered(self, line: bytes) -> dict[str, Any]:
+    def answered(self, request: bytes) -> dict[str, Any]:
         """Return the answer to a request."""
         with self._turn():
-            try:
-                return self._answered(line)
-            except BaseException:
-                self._end()
-                raise
+            answer = self._answer(request)
+        if answer is not None:
+            found: dict[str, Any] = msgspec.json.decode(answer)
+            return found
+        raise UserError(
+            "the query takes too long to be read, or too much memory",
+            hint="Simplify it, or write it in Postgres' SQL, which needs no translation.",
+            sqlstate=_COMPLEX,
+        )
 
     def close(self) -> None:
         """End the process."""
-        with self._lock:
-            self._end()
+        self._pool.close()
 
     @contextlib.contextmanager
     def _turn(self) -> Iterator[None]:
@@ -134,7 +135,8 @@ class _Parser:
         finally:
             self._lock.release()
 
-    def _answered(self, line: bytes) -> dict[str, Any]:
+    def _answer(self, request: bytes) -> bytes | None:
+        """Return the answer of the process; None: it has exited, or takes too long."""
         until = clock.monotonic() + _WAIT_S
 
         def check() -> None:
@@ -142,54 +144,22 @@ class _Parser:
             if clock.monotonic() > until:
                 raise TimeoutError
 
-        for attempt in (1, 2):
-            process = self._running()
-            try:
-                answer = _answer(process, line, check)
-            except TimeoutError:
-                break
-            except BrokenPipeError:
-                answer = None
-                if attempt == 1:
-                    # The process had just exited by itself.
-                    self._end()
-                    continue
-            if answer:
-                found: dict[str, Any] = msgspec.json.decode(answer)
-                return found
-            break
-        raise UserError(
-            "the query takes too long to be read, or too much memory",
-            hint="Simplify it, or write it in Postgres' SQL, which needs no translation.",
-            sqlstate=_COMPLEX,
-        )
+        process, answer = self._pool.take(), None
+        try:
+            with contextlib.suppress(TimeoutError):
+                process.send(request, check)
+                answer = process.receive(check)
+        finally:
+            if answer is None:
+                process.end()
+            else:
+                self._pool.give_back(process)
+        return answer
 
-    def _running(self) -> subprocess.Popen[bytes]:
-        if self._process is None or self._process.poll() is not None:
-            self._end()
-            try:
-                self._process = subprocess.Popen(
-                    [sys.executable, "-m", "headrace.reading.child"],
-                    stdin=subprocess.PIPE,
-                    stdout=subprocess.PIPE,
-                    stderr=subprocess.DEVNULL,
-                    env={name: os.environ[name] for name in _PASSED if name in os.environ},
-                )
-            except OSError as error:
-                raise TransientError(
-                    f"the process that reads queries cannot be started: {error}", sqlstate="53000"
-                ) from error
-            assert self._process.stdin is not None, "it is a pipe"
-            os.set_blocking(self._process.stdin.fileno(), False)
-        return self._process
 
-    def _end(self) -> None:
-        process, self._process = self._process, None
-        if process is None:
-            return
-        process.kill()
-        with process, contextlib.suppress(OSError):
-            process.wait()
+def _start() -> Subprocess:
+    env = {name: os.environ[name] for name in _PASSED if name in os.environ}
+    return Subprocess(("-m", "headrace.reading.child"), env)
 
 
 def _known(dialect: str) -> str:
@@ -199,18 +169,3 @@ def _known(dialect: str) -> str:
             f'unknown dialect "{dialect}"', hint=f"Dialects are: {', '.join(DIALECTS)}."
         )
     return known
-
-
-def _answer(process: subprocess.Popen[bytes], line: bytes, check: pipes.Check) -> bytes | None:
-    """Send a line, and return the line of its answer; None: the process has exited."""
-    assert process.stdin is not None and process.stdout is not None, "they are pipes"
-    pipes.write(process.stdin.fileno(), line, check)
-    answers, parts = process.stdout.fileno(), []
-    while True:
-        pipes.await_data(answers, check)
-        piece = os.read(answers, 1 << 20)
-        if not piece:
-            return None
-        parts.append(piece)
-        if piece.endswith(b"\n"):
-            return b"".join(parts)

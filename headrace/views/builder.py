@@ -68,6 +68,8 @@ from headrace.views.quotas import Turns
 
 _log = structlog.get_logger(__name__)
 _THREADS: Final = 64
+_CALLS_PER_ROLE: Final = 8
+"""Limit of the threads of a role's calls that do not populate; each may wait for long."""
 _POPULATIONS: Final = 16
 """Limit of concurrent populations: each takes a thread and, at times, a connection."""
 _STOP_S: Final = 8.0
@@ -187,7 +189,8 @@ class Builder:
         self._worker = WorkerLink(settings, loop)
         self._context = JobContext(settings, self._worker, self._spark)
         self._populations = asyncio.Semaphore(_POPULATIONS)
-        self._turns = Turns(settings)
+        self._turns = Turns(settings, settings.populations_per_role_max)
+        self._others = Turns(settings, _CALLS_PER_ROLE)
         self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="job")
         self._jobs: set[Job] = set()
         self._running: set[asyncio.Future[Any]] = set()
@@ -300,7 +303,8 @@ class Builder:
 
             large = _text_bytes(params) >= memory.LARGE_BYTES
             if not isinstance(request, ViewRequest) or not verb.fills:
-                return await self._run(work, progress, large=large)
+                async with self._others.turn(request.caller, lambda: None):
+                    return await self._run(work, progress, large=large)
 
             def filling(job: Job) -> Any:
                 with self._poison.filling(request.name, unasked=request.unasked):

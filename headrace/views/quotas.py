@@ -1,4 +1,4 @@
-"""Limits of one role's share of common resources: views, and concurrent populations.
+"""Limits of one role's share of common resources: views, populations, other calls.
 
 Superusers and members of the engine's role are exempt: they can change the settings.
 """
@@ -42,20 +42,21 @@ def is_exempt(conn: Connection, caller: str) -> bool:
 
 
 class Turns:
-    """Limits the concurrent populations of each role. REQUIRES: use on one event loop."""
+    """Limits the calls of each role at once. REQUIRES: use on one event loop."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, most: int) -> None:
+        """``most``: number of calls; 0: no limit."""
         self._settings = settings
+        self._most = most
         self._roles: dict[str, asyncio.Semaphore] = {}
 
     @contextlib.asynccontextmanager
     async def turn(self, caller: str | None, waits: Callable[[], None]) -> AsyncIterator[None]:
-        """Wait for the caller's turn to populate; call ``waits`` first if it has to wait."""
-        most = self._settings.populations_per_role_max
-        if caller is None or not most:
+        """Wait for the caller's turn; call ``waits`` first if it has to wait."""
+        if caller is None or not self._most:
             yield
             return
-        own = self._roles.setdefault(caller, asyncio.Semaphore(most))
+        own = self._roles.setdefault(caller, asyncio.Semaphore(self._most))
         if own.locked():
             if await asyncio.to_thread(self._is_exempt, caller):
                 yield

@@ -18,11 +18,11 @@ from headrace.errors import BugError, HeadraceError, QueryCancelled, UserError
 from headrace.planner import PlanRequest, limits, plan
 from headrace.population import planner_child
 from headrace.population.job import Job
-from headrace.population.planner_processes import LARGE_CHARS, PlannerProcesses
+from headrace.population.planner_processes import PlannerProcesses
 from headrace.postgres import connect
 from tests.waiting import wait_until
 
-LARGE = " " * LARGE_CHARS
+LARGE = " " * limits.LARGE_CHARS
 SCHEMA = """
 CREATE TYPE pair AS (x int, y int);
 CREATE TABLE t (id int PRIMARY KEY, k int, n numeric(10,2), s text, ts timestamptz);
@@ -214,6 +214,10 @@ def test_the_other_process_reads_the_snapshot_of_the_open_transaction(conn, plan
 # --- limits
 
 
+def answers_much(conn: psycopg.Connection) -> bytes:
+    return bytes(planner_child.ANSWER_BYTES)
+
+
 def refused(conn: psycopg.Connection, planners: PlannerProcesses, function: Any) -> UserError:
     with pytest.raises(UserError) as raised:
         planners.call(conn, None, LARGE, function)
@@ -222,9 +226,9 @@ def refused(conn: psycopg.Connection, planners: PlannerProcesses, function: Any)
     return raised.value
 
 
-@pytest.mark.parametrize("function", [takes_memory, dies])
+@pytest.mark.parametrize("function", [takes_memory, answers_much, dies])
 def test_memory_is_limited(conn, planners, function):
-    assert refused(conn, planners, function).message == planner_child.TOO_LARGE
+    assert "takes too much memory" in refused(conn, planners, function).message
 
 
 def test_processor_time_is_limited(conn, dsn, tmp_path):
@@ -253,7 +257,9 @@ def test_a_bug_is_reported_as_one(conn, planners):
 def test_a_process_that_has_exited_is_replaced(conn, planners):
     first = planners.call(conn, None, LARGE, pid)
     assert planners.call(conn, None, LARGE, pid) == first
+    [(process, _)] = planners._pool._idle
     os.kill(first, signal.SIGKILL)
+    wait_until(lambda: process.has_exited, "it ends")
     assert planners.call(conn, None, LARGE, pid) not in (first, os.getpid())
 
 
@@ -328,7 +334,7 @@ def test_a_cancel_ends_the_call(planners, dsn, tmp_path, function):
 
 
 def idle(planners: PlannerProcesses) -> set[int]:
-    return {process._process.pid for process in planners._idle}
+    return {process.pid for process, _ in planners._pool._idle}
 
 
 def test_one_role_does_not_hold_up_another(planners, dsn, tmp_path):

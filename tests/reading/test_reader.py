@@ -9,9 +9,12 @@ import threading
 import pytest
 
 from headrace.errors import SyntaxUserError, UserError
+from headrace.process.subprocess_pool import Subprocess
 from headrace.reading import DIALECTS, child, reader
 from headrace.reading.reader import TextReader
+from tests.waiting import wait_until
 
+LONG = f"SELECT 1 -- {'x' * 200_000}"
 COLUMNS = {"t": {"a": "int4", "b": "text", "c": "int8", "f": "float8"}}
 
 
@@ -67,24 +70,35 @@ def test_what_cannot_be_read_says_why(asked, query, words, at):
     assert asked.read("SELECT 1 AS a").text == "SELECT\n  1 AS a"
 
 
-def test_who_takes_too_long_is_ended(asked, monkeypatch):
-    """A parse that is too slow is stopped; the next query gets another process."""
+def idle(parser) -> Subprocess:
+    """Return the process that will answer the next request."""
+    [(process, _)] = parser._pool._idle
+    return process
+
+
+@pytest.mark.parametrize("text", ["SELECT 1", LONG], ids=["waiting", "writing"])
+def test_who_takes_too_long_is_ended(asked, monkeypatch, text):
+    """A parse that is too slow is stopped; the next query gets another process.
+
+    The long text does not fit into the pipe of a process that reads nothing.
+    """
     monkeypatch.setattr(reader, "_WAIT_S", 0.5)
-    asked.read("SELECT 1")
-    process = asked._short._process
+    asked.read(text)
+    process = idle(asked._short if text is not LONG else asked._long)
     os.kill(process.pid, signal.SIGSTOP)
     with pytest.raises(UserError, match="too long") as raised:
-        asked.read("SELECT 1")
+        asked.read(text)
     assert raised.value.code == "54001"
-    assert process.poll() is not None
+    assert process.has_exited
     monkeypatch.undo()
-    assert asked.read("SELECT 1").nodes[0]["kind"] == "Select"
+    assert asked.read(text).nodes[0]["kind"] == "Select"
 
 
 def test_a_process_that_has_ended_by_itself_is_started_again(asked):
     asked.read("SELECT 1")
-    asked._short._process.kill()
-    asked._short._process.wait()
+    process = idle(asked._short)
+    os.kill(process.pid, signal.SIGKILL)
+    wait_until(lambda: process.has_exited, "it ends")
     assert asked.read("SELECT 1").nodes[0]["kind"] == "Select"
 
 
@@ -186,8 +200,8 @@ def test_unknown_dialects(asked):
 
 
 def test_a_short_text_does_not_wait_for_a_long_one():
-    """A long text may be cancelled while it is parsed, and while it waits for another one."""
-    cancelled, long = threading.Event(), f"SELECT 1 -- {'x' * 100_000}"
+    """A long text may be cancelled while it is sent, and while it waits for another one."""
+    cancelled = threading.Event()
 
     class Cancelled(Exception):
         pass
@@ -198,13 +212,13 @@ def test_a_short_text_does_not_wait_for_a_long_one():
 
     def parse() -> None:
         try:
-            asked.read(long)
+            asked.read(LONG)
         except Cancelled:
             ended.append("cancelled")
 
     asked, ended = TextReader(check), []
-    asked.read(long)
-    process = asked._long._process
+    asked.read(LONG)
+    process = idle(asked._long)
     os.kill(process.pid, signal.SIGSTOP)
     threads = [threading.Thread(target=parse) for _ in range(2)]
     for thread in threads:
@@ -215,6 +229,6 @@ def test_a_short_text_does_not_wait_for_a_long_one():
     for thread in threads:
         thread.join()
     assert ended == ["cancelled"] * 2
-    assert process.poll() is not None, "it is ended, since its answer is not wanted"
-    assert asked.read(long).nodes[0]["kind"] == "Select"
+    assert process.has_exited, "its answer is not wanted"
+    assert asked.read(LONG).nodes[0]["kind"] == "Select"
     asked.close()

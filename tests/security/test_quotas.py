@@ -132,10 +132,10 @@ def test_a_view_is_given_to_nobody_who_has_his_share(running, request):
 
 
 def test_populations_of_one_role_leave_places_for_others(tmp_path: Path):
-    settings = Settings(data_dir=tmp_path, populations_per_role_max=2)
+    settings = Settings(data_dir=tmp_path)
 
     async def story() -> list[str]:
-        turns, told, release = Turns(settings), [], asyncio.Event()
+        turns, told, release = Turns(settings, 2), [], asyncio.Event()
         turns._is_exempt = lambda caller: caller == "boss"  # type: ignore[method-assign]
 
         async def one(caller: str) -> None:

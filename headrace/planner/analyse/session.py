@@ -34,6 +34,7 @@ from headrace.errors import (
     SyntaxUserError,
     UserError,
 )
+from headrace.planner import limits
 from headrace.planner.analyse import literals
 from headrace.planner.analyse.catalog import mentioned
 from headrace.planner.analyse.nodetree import Node, read_nodes
@@ -337,11 +338,14 @@ def fetch_view(conn: Connection, view: str = _VIEW) -> StoredQuery:
     """Return the temporary view that was made of a query."""
     name = f"pg_temp.{view}"
     row: tuple[Any, ...] | None = conn.execute(
-        "SELECT ev_action, pg_get_viewdef(ev_class, false), ev_class FROM pg_rewrite"
-        " WHERE ev_class = %s::regclass",
-        (name,),
+        "SELECT left(ev_action::text, %(most)s), CASE WHEN length(ev_action::text) < %(most)s"
+        " THEN pg_get_viewdef(ev_class, false) END, ev_class FROM pg_rewrite"
+        " WHERE ev_class = %(name)s::regclass",
+        {"most": limits.tree_chars(), "name": name},
     ).fetchone()
     assert row is not None, "the view has been made in this transaction"
+    if row[1] is None:
+        limits.check_tree(len(row[0]))
     columns = conn.execute(
         "SELECT attname, atttypid, atttypmod, attcollation FROM pg_attribute"
         " WHERE attrelid = %s::regclass AND attnum > 0 ORDER BY attnum",

@@ -58,13 +58,14 @@ _OWN_SETTINGS: Final = frozenset({"COERCEVIAIO", "SQLVALUEFUNCTION", "XMLEXPR"})
 """Node kinds that may read settings without calling a function."""
 
 _VIEW: Final = """
-SELECT n.nspname, c.relname, pg_get_userbyid(c.relowner), r.ev_action::text,
-       pg_get_viewdef(c.oid, false),
+SELECT n.nspname, c.relname, pg_get_userbyid(c.relowner), left(r.ev_action::text, %(most)s),
+       CASE WHEN length(r.ev_action::text) < %(most)s THEN pg_get_viewdef(c.oid, false) END,
        coalesce((SELECT o.option_value::bool FROM pg_options_to_table(c.reloptions) o
                   WHERE o.option_name = 'security_invoker'), false)
   FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
   JOIN pg_rewrite r ON r.ev_class = c.oid AND r.rulename = '_RETURN'
- WHERE c.oid = %s"""
+ WHERE c.oid = %(oid)s"""
+"""A tree of ``most`` characters or more is cut off: it is not going to be read."""
 _RIGHTS: Final = """
 SELECT has_table_privilege(%(r)s::name, %(t)s::oid, 'SELECT') OR CASE
   WHEN %(c)s::int2[] = '{}'
@@ -282,7 +283,8 @@ class Sources:
 
     def _view(self, oid: int, reader: str, caller: str) -> Tree:
         if oid not in self._views:
-            self._views[oid] = self._conn.execute(_VIEW, (oid,)).fetchone()
+            given = {"oid": oid, "most": limits.tree_chars()}
+            self._views[oid] = self._conn.execute(_VIEW, given).fetchone()
         found = self._views[oid]
         if found is None:
             raise _dropped("a view")
@@ -325,6 +327,7 @@ class Sources:
                 f"view {name} was created by an earlier version of headrace",
                 hint="Drop the view and create it again.",
             )
+        limits.check_text(len(result.canonical))
         query = present(self._conn, result.canonical, result.named)
         query = query.rstrip().removesuffix(";")
         shadow = f"headrace_source_{len(self._expanded)}"
