@@ -14,9 +14,9 @@ import psycopg
 import pytest
 
 from headrace.config import Settings
-from headrace.errors import BugError, HeadraceError, QueryCancelled, UserError
+from headrace.errors import BugError, HeadraceError, QueryCancelled, TransientError, UserError
 from headrace.planner import PlanRequest, limits, plan
-from headrace.population import planner_child
+from headrace.population import planner_child, planner_processes
 from headrace.population.job import Job
 from headrace.population.planner_processes import PlannerProcesses
 from headrace.postgres import connect
@@ -141,6 +141,14 @@ def sleeps(conn: psycopg.Connection, seen: str) -> None:
         conn.execute("SELECT pg_sleep(3600)")
 
 
+def environment(conn: psycopg.Connection) -> dict[str, str]:
+    return dict(os.environ)
+
+
+def length(conn: psycopg.Connection, data: bytes) -> int:
+    return len(data)
+
+
 def hangs(conn: psycopg.Connection, seen: str) -> None:
     """Ignore a cancel."""
     Path(seen).write_text(str(os.getpid()))
@@ -249,6 +257,29 @@ def test_processor_time_is_limited_where_nothing_checks_it(conn, dsn, tmp_path):
         assert "more than 200 ms" in refused(conn, hasty, loops_unchecked).message
 
 
+@pytest.mark.parametrize("function", [sleeps, hangs])
+def test_the_time_of_a_call_that_only_waits_is_limited(conn, dsn, tmp_path, monkeypatch, function):
+    """Such a call would hold up those of other roles."""
+    monkeypatch.setattr(planner_processes, "_WAIT_S", 1.0)
+    hasty = PlannerProcesses(Settings(source=dsn, data_dir=tmp_path, planning_time_ms_max=1))
+    with contextlib.closing(hasty):
+        with pytest.raises(TransientError, match="has not ended within 1 s") as raised:
+            hasty.call(conn, None, LARGE, function, str(tmp_path / "seen"))
+        assert raised.value.code == "55000"
+        monkeypatch.undo()
+        assert hasty.call(conn, None, LARGE, pid) != os.getpid()
+    wait_until(lambda: not asleep(conn), "Postgres stops, too")
+
+
+def test_a_process_gets_no_secrets(conn, dsn, tmp_path, monkeypatch):
+    monkeypatch.setenv("HEADRACE_SETTINGS", "secret")
+    monkeypatch.setenv("PGTZ", "UTC")
+    with contextlib.closing(PlannerProcesses(Settings(source=dsn, data_dir=tmp_path))) as made:
+        found = made.call(conn, None, LARGE, environment)
+    assert "HEADRACE_SETTINGS" not in found
+    assert found["PGTZ"] == "UTC", "variables of libpq may be part of how it connects"
+
+
 def test_a_bug_is_reported_as_one(conn, planners):
     with pytest.raises(BugError, match="KeyError: 'no such thing'"):
         planners.call(conn, None, LARGE, fails)
@@ -324,13 +355,30 @@ def test_a_cancel_ends_the_call(planners, dsn, tmp_path, function):
     if function is not sleeps:
         wait_until(lambda: gone(process) or process in idle(planners), "it ends, or is idle")
     with psycopg.connect(dsn, autocommit=True) as conn:
-        wait_until(
-            lambda: conn.execute(
-                "SELECT count(*) = 0 FROM pg_stat_activity WHERE query LIKE '%pg_sleep(3600)%'"
-                " AND state = 'active' AND pid <> pg_backend_pid()"
-            ).fetchone()[0],
-            "Postgres stops, too",
-        )
+        wait_until(lambda: not asleep(conn), "Postgres stops, too")
+
+
+def test_a_cancel_ends_the_sending_of_a_large_text(conn, planners, dsn):
+    """A process that is stopped reads no more than its pipe holds."""
+    planners.call(conn, None, LARGE, pid)
+    [(process, _)] = planners._pool._idle
+    os.kill(process.pid, signal.SIGSTOP)
+    call = Call(planners, dsn, "low", length, bytes(1 << 20))
+    wait_until(lambda: not planners._pool._idle, "it is asked")
+    call.job.cancel()
+    assert isinstance(call.end(), QueryCancelled)
+    assert process.has_exited
+    assert planners.call(conn, None, LARGE, length, bytes(1 << 20)) == 1 << 20
+
+
+def asleep(conn: psycopg.Connection) -> bool:
+    """Return whether a statement of ``sleeps`` runs."""
+    row = conn.execute(
+        "SELECT count(*) > 0 FROM pg_stat_activity WHERE query LIKE '%pg_sleep(3600)%'"
+        " AND state = 'active' AND pid <> pg_backend_pid()"
+    ).fetchone()
+    assert row is not None
+    return bool(row[0])
 
 
 def idle(planners: PlannerProcesses) -> set[int]:

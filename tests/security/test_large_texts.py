@@ -169,12 +169,12 @@ class Call:
     """A command in a thread, which is stopped as soon as a process plans its query."""
 
     def __init__(
-        self, engine: EmbeddedEngine, conn: psycopg.Connection, command: str, shape: str
+        self, engine: EmbeddedEngine, conn: psycopg.Connection, command: str, query: str
     ) -> None:
         self.state: str | None = None
         self._conn = conn
         before = planners(engine)
-        self._thread = threading.Thread(target=self._run, args=(command, SHAPES[shape]))
+        self._thread = threading.Thread(target=self._run, args=(command, query))
         self._thread.start()
         [self.process] = wait_until(lambda: planners(engine) - before, "a process plans")
         os.kill(self.process, signal.SIGSTOP)
@@ -198,6 +198,10 @@ class Call:
 @pytest.fixture
 def idle(running) -> None:
     """Wait until no process is left that could serve the next call."""
+    stop_planners(running)
+
+
+def stop_planners(running: EmbeddedEngine) -> None:
     for process in planners(running):
         with contextlib.suppress(ProcessLookupError):
             os.kill(process, signal.SIGKILL)
@@ -212,7 +216,7 @@ PLANNED = [command for command in COMMANDS if command not in ("ast", "dialect")]
 @pytest.mark.parametrize("command", PLANNED)
 def test_other_roles_are_served_while_a_large_text_is_read(running, low, other, command):
     low.execute("CALL headrace.create_view('kept', 'SELECT id FROM t')")
-    call = Call(running, low, command, "constants")
+    call = Call(running, low, command, SHAPES["constants"])
     try:
         other.execute("CALL headrace.create_view('small', %s)", (SMALL,))
         assert other.execute("SELECT count(*) FROM small").fetchone() == (2,)
@@ -227,7 +231,7 @@ def test_other_roles_are_served_while_a_large_text_is_read(running, low, other, 
 @pytest.mark.parametrize("command", PLANNED)
 def test_a_cancel_ends_a_command_whose_text_is_read(running, low, command):
     low.execute("CALL headrace.create_view('kept', 'SELECT id FROM t')")
-    call = Call(running, low, command, "constants")
+    call = Call(running, low, command, SHAPES["constants"])
     try:
         call.cancel()
         assert call.end() == "57014"
@@ -235,6 +239,47 @@ def test_a_cancel_ends_a_command_whose_text_is_read(running, low, command):
         call.resume()
     wait_until(lambda: call.process not in planners(running), "the process ends")
     assert answer(low, command, SMALL) == "00000"
+
+
+VALUES = ", ".join(map(str, range(1, 12_000)))
+LARGE_VIEWS = {
+    "postgres": f"CREATE VIEW v AS SELECT id FROM t WHERE id IN ({VALUES})",
+    "headrace": f"CALL headrace.create_view('v', 'SELECT id FROM t WHERE id IN ({VALUES})')",
+}
+
+
+@pytest.mark.usefixtures("idle")
+@pytest.mark.parametrize("statement", LARGE_VIEWS.values(), ids=LARGE_VIEWS)
+def test_a_short_text_that_reads_a_large_view_is_planned_in_a_process(running, low, statement):
+    low.execute(statement)
+    stop_planners(running)
+    call = Call(running, low, "check_view", "SELECT * FROM v")
+    call.resume()
+    assert call.end() == "00000"
+    if statement.startswith("CREATE"):
+        low.execute("DROP VIEW v")
+
+
+def test_a_view_of_any_size_costs_the_builder_no_memory(running, low):
+    """Postgres has no limit of its own; the builder reads no part of such a tree in vain."""
+    values = ", ".join(map(str, range(400_000)))
+    low.execute(f"CREATE VIEW v AS SELECT id FROM t WHERE id IN ({values})")
+
+    def read() -> None:
+        assert answer(low, "check_view", "SELECT * FROM v") in REFUSED
+
+    assert grown(builder(running), read) < PEAK_BYTES_MAX
+    low.execute("DROP VIEW v")
+
+
+@pytest.mark.usefixtures("idle")
+def test_a_process_ends_with_the_builder(running, low):
+    call = Call(running, low, "check_view", SHAPES["constants"])
+    os.kill(builder(running), signal.SIGKILL)
+    call.resume()
+    assert call.end() not in REFUSED | {"00000"}
+    wait_until(lambda: call.process not in planners(running), "it ends, too")
+    wait_until(lambda: answer(low, "check_view", SMALL) == "00000", "another builder works")
 
 
 WRONG = {

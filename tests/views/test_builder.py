@@ -12,7 +12,7 @@ from headrace.config import Settings
 from headrace.errors import UserError
 from headrace.process import memory
 from headrace.sql.verbs import VERBS
-from headrace.views import builder
+from headrace.views import builder, quotas
 
 
 @pytest.mark.parametrize("fails", [False, True])
@@ -45,6 +45,36 @@ def test_the_thread_of_a_large_command_gives_its_memory_back(tmp_path, monkeypat
     asyncio.run(ask("SELECT '" + "x" * memory.LARGE_BYTES + "'"))
     assert [what for what, _ in done] == ["works", "gives back"]
     assert len({thread for _, thread in done}) == 1
+
+
+def test_calls_of_one_role_leave_threads_for_others(tmp_path, monkeypatch):
+    """All calls of a role may hang; calls of other roles, and of the engine itself, do not wait."""
+    monkeypatch.setattr(quotas.Turns, "_is_exempt", lambda *_: False)
+    release = threading.Event()
+
+    def act(context: Any, job: Any, request: Any) -> str:
+        if request.caller == "low":
+            release.wait()
+        return "answer"
+
+    async def ask() -> None:
+        made = builder.Builder(Settings(source="", data_dir=tmp_path), asyncio.get_running_loop())
+        handle = made._handler(VERBS["check_view"], act)
+
+        def call(caller: str | None) -> Any:
+            params = {"query": "SELECT 1", "options": {}, "caller": caller, "settings": {}}
+            return handle(params, lambda _: None)
+
+        low = [asyncio.create_task(call("low")) for _ in range(2 * builder._THREADS)]
+        assert await call("other") == "answer"
+        assert await call(None) == "answer"
+        assert not any(task.done() for task in low)
+        low.pop().cancel()
+        release.set()
+        assert await asyncio.gather(*low) == ["answer"] * len(low)
+        await made.stop()
+
+    asyncio.run(ask())
 
 
 def test_memory_is_given_back():
