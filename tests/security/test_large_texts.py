@@ -273,12 +273,20 @@ def test_a_view_of_any_size_costs_the_builder_no_memory(running, low):
 
 
 @pytest.mark.usefixtures("idle")
-def test_a_process_ends_with_the_builder(running, low):
-    call = Call(running, low, "check_view", SHAPES["constants"])
+@pytest.mark.parametrize("planning", [True, False], ids=["planning", "idle"])
+def test_a_process_ends_with_the_builder(running, low, planning):
+    query = SHAPES["comment"]
+    if planning:
+        call = Call(running, low, "check_view", query)
+        process = call.process
+    else:
+        assert answer(low, "check_view", query) == "00000"
+        [process] = planners(running)
     os.kill(builder(running), signal.SIGKILL)
-    call.resume()
-    assert call.end() not in REFUSED | {"00000"}
-    wait_until(lambda: call.process not in planners(running), "it ends, too")
+    if planning:
+        call.resume()
+        assert call.end() not in REFUSED | {"00000"}
+    wait_until(lambda: process not in planners(running), "it ends, too")
     wait_until(lambda: answer(low, "check_view", SMALL) == "00000", "another builder works")
 
 
