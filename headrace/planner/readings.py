@@ -115,7 +115,7 @@ def check(conn: Connection, request: PlanRequest) -> None:
 def drawn(
     conn: Connection, request: PlanRequest, read: Iterable[Mapping[str, Any]], text: str
 ) -> Graph:
-    """Return a parser's tree of the query (``reading.trees.plain``) with the relations of its names.
+    """Return a parser's tree of the query (``reading.trees.plain``) with its names' relations.
 
     ``text``: the query as the parser writes it.
 

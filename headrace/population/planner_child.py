@@ -175,7 +175,7 @@ def _limit_cpu(time_ms: int) -> None:
 def main() -> None:
     """Answer calls until the parent is gone."""
     answers = os.dup(sys.stdout.fileno())
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # whatever is printed is no answer
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # a printed line is no answer
     setproctitle.setproctitle(TITLE)
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))

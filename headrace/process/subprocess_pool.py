@@ -172,7 +172,7 @@ class SubprocessPool:
         process.end()
 
     def close(self) -> None:
-        """End the idle processes at once, and others when they are given back."""
+        """End each idle process at once, and each busy one when it is given back."""
         with self._lock:
             self._closed = True
             idle, self._idle = self._idle, []

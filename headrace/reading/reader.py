@@ -1,4 +1,4 @@
-"""Client of the processes that parse queries (``child.py``): one request at a time each, with limits.
+"""Client of the processes that parse queries (``child.py``): one request at a time, with limits.
 
 One process parses short texts, another one long texts, which take up to some seconds each.
 """

@@ -134,7 +134,7 @@ def _ast(context: JobContext, conn: Connection, asked: PlanRequest) -> Graph:
     try:
         read = context.reader.read(query)
     except UserError as error:
-        # What Postgres says of the query comes first.
+        # The error of Postgres comes first.
         context.planners.call(conn, caller, query, readings.check, asked)
         error.detail = (
             f"{error.detail or ''} Postgres reads the query; the parser that shows syntax trees does"

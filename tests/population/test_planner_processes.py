@@ -305,7 +305,7 @@ def grown(conn: psycopg.Connection) -> int:
     return os.getpid()
 
 
-# --- cancelling, and who is served
+# --- cancelling, and turns
 
 
 class Call:
@@ -386,7 +386,7 @@ def idle(planners: PlannerProcesses) -> set[int]:
 
 
 def test_one_role_does_not_hold_up_another(planners, dsn, tmp_path):
-    """Whatever its first call does, its others wait; calls of other roles are served meanwhile."""
+    """While one call of a role works, its other calls wait, but those of other roles do not."""
     first = Call(planners, dsn, "low", loops, str(tmp_path / "first"))
     begun(tmp_path / "first")
     more = [Call(planners, dsn, "low", pid) for _ in range(5)]
