@@ -215,6 +215,8 @@ def test_the_other_process_reads_the_snapshot_of_the_open_transaction(conn, plan
         assert rows(conn, "public.seen") == [(1,)]
         other.execute("INSERT INTO public.seen VALUES (2)")
         assert planners.call(conn, None, LARGE, rows, "public.seen") == [(1,)]
+        [xid] = conn.execute("SELECT pg_current_xact_id_if_assigned()::text").fetchone()
+        assert xid is None, "a transaction with one would hold up new replication slots"
     assert planners.call(conn, None, LARGE, rows, "public.seen") == [(1,), (2,)]
     conn.execute("DROP TABLE public.seen")
 

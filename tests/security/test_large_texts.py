@@ -130,10 +130,10 @@ def grown(process: int, work: Callable[[], None]) -> int:
 
 
 def answer(conn: psycopg.Connection, command: str, query: str) -> str:
-    """Return the SQLSTATE of a command: 00000 if it succeeds."""
+    """Return the SQLSTATE of a command, named or written: 00000 if it succeeds."""
     try:
         with psycopg.ClientCursor(conn) as cursor:
-            cursor.execute(COMMANDS[command], (query,))
+            cursor.execute(COMMANDS.get(command, command), (query,))
     except psycopg.Error as error:
         return error.sqlstate or f"no answer: {error}"
     if command == "create_view":
@@ -242,21 +242,32 @@ def test_a_cancel_ends_a_command_whose_text_is_read(running, low, command):
 
 
 VALUES = ", ".join(map(str, range(1, 12_000)))
-LARGE_VIEWS = {
-    "postgres": f"CREATE VIEW v AS SELECT id FROM t WHERE id IN ({VALUES})",
-    "headrace": f"CALL headrace.create_view('v', 'SELECT id FROM t WHERE id IN ({VALUES})')",
-}
+POSTGRES = f"CREATE VIEW v AS SELECT id FROM t WHERE id IN ({VALUES})"
+HEADRACE = f"CALL headrace.create_view('v', 'SELECT id FROM t WHERE id IN ({VALUES})')"
+RESYNC = "CALL headrace.resync_view(%s)"
 
 
 @pytest.mark.usefixtures("idle")
-@pytest.mark.parametrize("statement", LARGE_VIEWS.values(), ids=LARGE_VIEWS)
-def test_a_short_text_that_reads_a_large_view_is_planned_in_a_process(running, low, statement):
+@pytest.mark.parametrize(
+    ("statement", "command", "text"),
+    [
+        (POSTGRES, COMMANDS["check_view"], "SELECT * FROM v"),
+        (HEADRACE, COMMANDS["check_view"], "SELECT * FROM v"),
+        (HEADRACE, COMMANDS["ast"], "v"),
+        (HEADRACE, COMMANDS["advise"], "v"),
+        (HEADRACE, RESYNC, "v"),
+    ],
+    ids=["of a view of Postgres", "of a view of Headrace", "ast", "advise", "resync"],
+)
+def test_a_short_text_that_reads_a_large_view_is_planned_in_a_process(
+    running, low, statement, command, text
+):
     low.execute(statement)
     stop_planners(running)
-    call = Call(running, low, "check_view", "SELECT * FROM v")
+    call = Call(running, low, command, text)
     call.resume()
     assert call.end() == "00000"
-    if statement.startswith("CREATE"):
+    if statement is POSTGRES:
         low.execute("DROP VIEW v")
 
 
