@@ -16,6 +16,7 @@ import threading
 import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 
 import setproctitle
@@ -159,9 +160,13 @@ def _reading(conn: Connection, snapshot: str | None) -> Iterator[None]:
 
 
 def _is_large() -> bool:
-    # In kB on Linux, in bytes on macOS.
-    unit = 1 if sys.platform == "darwin" else 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit > KEPT_BYTES
+    """Return whether this process has ever taken more than ``KEPT_BYTES``."""
+    if sys.platform != "linux":
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss > KEPT_BYTES
+    # On Linux, ru_maxrss begins with the memory of the parent.
+    lines = Path("/proc/self/status").read_text().splitlines()
+    peak = next(line for line in lines if line.startswith("VmHWM:"))
+    return int(peak.split()[1]) << 10 > KEPT_BYTES
 
 
 def _limit_cpu(time_ms: int) -> None:

@@ -124,6 +124,8 @@ class PlannerProcesses:
         process, answer = self._pool.take(), None
         try:
             answer = _Call(process, self._settings.planning_time_ms_max).answer(request)
+        except _KilledWhileIdle:
+            return self._called(request)
         finally:
             if answer is None or answer.last:
                 process.end()
@@ -135,6 +137,10 @@ class PlannerProcesses:
         if answer.error is not None:
             raise errors.from_wire(answer.error)
         return answer.value
+
+
+class _KilledWhileIdle(Exception):
+    """Raised if a process that has answered a call before may never have begun this one."""
 
 
 class _Call:
@@ -157,6 +163,7 @@ class _Call:
             QueryCancelled: the job was cancelled.
             UserError: 54000, the process was ended by its limits.
             TransientError: 55000, it waits for too long; 53000, the process has failed.
+            _KilledWhileIdle: another process is to be asked.
         """
         frame = None
         try:
@@ -208,6 +215,8 @@ class _Call:
         status = self._process.end()
         if status == -signal.SIGXCPU:
             return limits.too_slow(self._time_ms)
+        if status == -signal.SIGKILL and self._process.has_answered:
+            raise _KilledWhileIdle
         _log.warning("planner process ended", status=status)
         if status < 0:
             return too_large()

@@ -98,6 +98,8 @@ class Subprocess:
         self._requests: Final = self._process.stdin.fileno()
         self._answers: Final = self._process.stdout.fileno()
         os.set_blocking(self._requests, False)
+        self.has_answered = False
+        """Whether it has answered a request."""
 
     @property
     def pid(self) -> int:
@@ -124,7 +126,9 @@ class Subprocess:
 
     def receive(self, check: Check) -> bytes | None:
         """Return the answer to a request; None: the process has exited."""
-        return read_frame(self._answers, lambda: _await(self._answers, select.POLLIN, check))
+        frame = read_frame(self._answers, lambda: _await(self._answers, select.POLLIN, check))
+        self.has_answered |= frame is not None
+        return frame
 
     def end(self) -> int:
         """Kill the process unless it has exited; return its status, negative after a signal."""

@@ -20,6 +20,7 @@ from headrace.population import planner_child, planner_processes
 from headrace.population.job import Job
 from headrace.population.planner_processes import PlannerProcesses
 from headrace.postgres import connect
+from headrace.process.subprocess_pool import Subprocess
 from tests.waiting import wait_until
 
 LARGE = " " * limits.LARGE_CHARS
@@ -290,10 +291,28 @@ def test_a_bug_is_reported_as_one(conn, planners):
 def test_a_process_that_has_exited_is_replaced(conn, planners):
     first = planners.call(conn, None, LARGE, pid)
     assert planners.call(conn, None, LARGE, pid) == first
-    [(process, _)] = planners._pool._idle
     os.kill(first, signal.SIGKILL)
-    wait_until(lambda: process.has_exited, "it ends")
     assert planners.call(conn, None, LARGE, pid) not in (first, os.getpid())
+
+
+def test_a_process_that_is_killed_as_it_is_asked_is_replaced(conn, planners, monkeypatch):
+    first = planners.call(conn, None, LARGE, pid)
+    send = Subprocess.send
+
+    def late(process: Subprocess, *args: Any) -> None:
+        if process.pid == first:
+            os.kill(first, signal.SIGKILL)
+        send(process, *args)
+
+    monkeypatch.setattr(Subprocess, "send", late)
+    assert planners.call(conn, None, LARGE, pid) not in (first, os.getpid())
+
+
+def test_the_memory_of_the_parent_does_not_count(conn, dsn, tmp_path):
+    large = b"x" * planner_child.KEPT_BYTES
+    with contextlib.closing(PlannerProcesses(Settings(source=dsn, data_dir=tmp_path))) as made:
+        assert made.call(conn, None, LARGE, pid) == made.call(conn, None, LARGE, pid)
+    assert large
 
 
 def test_a_large_process_returns_its_memory(conn, planners):
