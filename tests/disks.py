@@ -1,4 +1,4 @@
-"""A small file system that can be filled up."""
+"""A small file system that can be filled up, and the syncs of files and folders."""
 
 from __future__ import annotations
 
@@ -9,6 +9,24 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+
+def path_of(handle: int) -> Path:
+    """Return the path of an open file or folder."""
+    return Path(f"/proc/self/fd/{handle}").readlink()
+
+
+def synced(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """Return the paths that are synced from now on, in order."""
+    out: list[Path] = []
+    fsync = os.fsync
+
+    def sync(handle: int) -> None:
+        fsync(handle)
+        out.append(path_of(handle))
+
+    monkeypatch.setattr(os, "fsync", sync)
+    return out
 
 
 @contextlib.contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
 
@@ -13,6 +14,18 @@ def sync(path: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def make_folder(path: Path, mode: int = 0o777) -> None:
+    """Create a folder and its missing parents durably.  ``mode``: as for ``Path.mkdir``.
+
+    A parent that this user may write, but not read, is not synced.
+    """
+    missing = [folder for folder in (path, *path.parents) if not folder.exists()]
+    path.mkdir(mode=mode, parents=True, exist_ok=True)
+    for folder in missing:
+        with contextlib.suppress(PermissionError):
+            sync(folder.parent)
 
 
 def replace(path: Path, data: bytes, mode: int = 0o666) -> None:

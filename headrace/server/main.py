@@ -22,7 +22,7 @@ from headrace.config import Settings
 from headrace.errors import HeadraceError, PrerequisiteError, TransientError
 from headrace.postgres import connect, failures
 from headrace.postgres import slot as setup
-from headrace.process import password_files, rpc, secret_files
+from headrace.process import durable, password_files, rpc, secret_files
 from headrace.process.fork_server import ForkServer
 from headrace.runtime import ownership
 from headrace.server import janitor
@@ -83,7 +83,7 @@ def lock_data_dir(path: Path) -> Any:
         PrerequisiteError: another engine uses the directory.
     """
     try:
-        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        durable.make_folder(path, 0o700)
     except OSError as error:
         raise PrerequisiteError(
             f'data directory "{path}" cannot be created: {error.strerror}',
@@ -109,7 +109,7 @@ def prepare(settings: Settings) -> tuple[Settings, str]:
         TransientError: the source cannot be reached.
     """
     for folder in (settings.run_dir, settings.staging_dir, settings.tmp_dir):
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        durable.make_folder(folder, 0o700)
     password_files.check(settings.source)
     secret_files.restrict(install.eval_password(settings.data_dir))
     try:

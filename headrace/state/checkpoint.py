@@ -123,6 +123,7 @@ class RocksCheckpoint:
             for _, name in made:
                 durable.sync(folder / name)
             durable.sync(folder)
+            durable.sync(folder.parent)
         return made
 
 

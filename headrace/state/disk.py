@@ -22,6 +22,7 @@ import rocksdict
 import structlog
 
 from headrace.errors import StateDamaged, TransientError
+from headrace.process import durable
 from headrace.state import columns, files, formats, layout
 from headrace.state.columns import Family, Memory, Section, StatePlace, reading, writing
 from headrace.state.logs import Logs
@@ -53,7 +54,7 @@ class Disk:
         self._logs = Logs(path)
         self._noting = threading.Lock()
         self._making = threading.Lock()
-        path.mkdir(parents=True, exist_ok=True)
+        durable.make_folder(path)
         formats.check(path)
         self._noted = files.check_manifest(path)
         self._db = self._open()

@@ -39,8 +39,11 @@ def note_manifest(path: Path, noted: tuple[str, int] | None) -> tuple[str, int]:
     """Record the length of the manifest: it only grows, or gets a higher number."""
     now = _manifest(path)
     if now != noted:
-        # The manifest first: the note must not survive a crash that cuts the manifest.
+        # The manifest first: the note must not survive a crash that cuts the manifest, or brings
+        # back an earlier one.
         durable.sync(path / now[0])
+        if noted is None or now[0] != noted[0]:
+            durable.sync(path)
         durable.replace(path / _NOTE, f"{now[0]} {now[1]}\n".encode())
     return now
 
@@ -127,4 +130,5 @@ def set_aside(path: Path) -> Path:
         shutil.rmtree(path.with_name(f"{name}{number}"), ignore_errors=True)
     aside = path.with_name(f"{name}{max(numbers, default=0) + 1}")
     path.rename(aside)
+    durable.sync(path.parent)
     return aside

@@ -42,6 +42,8 @@ def check(path: Path) -> None:
     found = _written(path)
     if found in (None, _CONTAINED):
         durable.replace(path / _FILE, f"{layout.FORMAT}\n".encode())
+        # Without it, the new database would be one of the first format.
+        durable.sync(path)
     elif found != str(layout.FORMAT).encode():
         shown = found[:_SHOWN].decode(errors="replace")
         raise OtherFormat(

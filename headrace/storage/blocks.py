@@ -45,7 +45,10 @@ _ROWS_STEP: Final = 4096
 _ROW: Final = np.dtype([("queue", "<u8"), ("newer", "<u8"), ("older", "<u8")])
 """``queue``: its number, 0 if the block is free.  ``newer`` and ``older``: one more than the place
 of the block in the queue.  Both are set while its end still holds the oldest data of a ring whose
-newest data is at its start."""
+newest data is at its start.  A row may lie in two sectors of a disk, so a place has the number of
+its queue, too: after a crash the place may belong to an earlier owner of the block."""
+_NUMBER_SHIFT: Final = 48
+"""Bits of a place; the number of the queue is above.  Version 0.2 and earlier wrote none there."""
 
 
 class Extent(NamedTuple):
@@ -224,16 +227,23 @@ class BlockFile:
     def place(self, block: int, newer: int | None, older: int | None = None) -> None:
         """Record the places of a block in its queue, before it is written (Invariant 2)."""
         row = self.rows[block]
-        row["older"] = 0 if older is None else older + 1
-        row["newer"] = 0 if newer is None else newer + 1
+        mark = int(row["queue"]) << _NUMBER_SHIFT
+        # A kill between the two must not leave the block without the place that it keeps.
+        if older is not None:
+            row["older"] = mark + older + 1
+        row["newer"] = 0 if newer is None else mark + newer + 1
+        if older is None:
+            row["older"] = 0
 
     def owners(self) -> dict[int, dict[int, int]]:
         """Return the blocks by queue and place, from the table."""
         out: dict[int, dict[int, int]] = {}
         for block in np.flatnonzero(self.rows["queue"][: self._rows_ready]).tolist():
-            row = self.rows[block]
-            places = out.setdefault(int(row["queue"]), {})
-            places.update({int(n) - 1: block for n in (row["newer"], row["older"]) if n})
+            queue, *words = map(int, self.rows[block])
+            places = out.setdefault(queue, {})
+            for number, place in (divmod(word, 1 << _NUMBER_SHIFT) for word in words):
+                if place and number in (queue, 0):
+                    places[place - 1] = block
         return out
 
     def owned(self, queue: int) -> list[int]:
@@ -282,7 +292,8 @@ class BlockFile:
         for run in parts:
             self._map.flush(run.start * self.block_bytes, run.size * self.block_bytes)
             self.writes += 1
-        os.fdatasync(self._file)
+        if parts:
+            os.fdatasync(self._file)
         os.fdatasync(self._rows_file)
 
     def evict(self, run: Extent) -> None:

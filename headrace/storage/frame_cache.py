@@ -96,15 +96,18 @@ class FrameCache:
         batch = pa.ipc.read_record_batch(buffer, self._schemas[header.schema])
         return Frame(header, batch, at + header.size)
 
-    def following(self, at: int) -> Header | None:
+    def following(self, at: int, epoch: int | None) -> Header | None:
         """Return the header of the frame put when ``at`` was the front, or None if it is damaged.
 
-        The frame is at ``at``, or where the next block begins.
+        The frame is at ``at``, or where the next block begins.  One of another epoch is no such
+        frame, but was left in the block by an earlier use; None: it is of any epoch.
         """
         size = self._file.block_bytes
         for begin in (at, -(-at // size) * size):
             header = self._header(begin)
-            if header is not None and header.gap == begin - at and self._whole(header):
+            if header is None or header.gap != begin - at or not self._whole(header):
+                continue
+            if epoch is None or header.epoch == epoch:
                 return header
         return None
 

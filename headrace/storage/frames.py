@@ -24,8 +24,8 @@ _MAGIC: Final = b"HQ"
 _PADDING: Final = bytes(ALIGN)
 
 
-Place = tuple[int, int, int]
-"""Offset, gap and schema of a frame, which its queue assigns."""
+Place = tuple[int, int, int, int]
+"""Offset, gap, schema and epoch of a frame, which its queue assigns."""
 
 
 class Kind(IntEnum):
@@ -46,7 +46,8 @@ class Header(msgspec.Struct, frozen=True, gc=False):
     """Rows of the body; for a TimeEnd: the rows sent since the previous one."""
     commit_us: int = 0
     """Commit time of its oldest change, in microseconds since 2000-01-01 UTC (A-42)."""
-    table_oid: int = 0
+    epoch: int = 0
+    """The epoch of its queue in which it was put."""
     schema: int = 0
     """Number of the body's schema."""
     gap: int = 0
@@ -71,7 +72,7 @@ def made(
 ) -> tuple[bytes, memoryview | None, bytes]:
     """Return a frame as it is written: its header, its body, and its padding."""
     body_bytes = 0 if body is None else len(body)
-    offset, gap, schema = place
+    offset, gap, schema, epoch = place
     head = _HEADER.pack(
         _MAGIC,
         header.kind,
@@ -84,7 +85,7 @@ def made(
         body_bytes,
         header.rows,
         header.commit_us,
-        header.table_oid,
+        epoch,
     )
     filling = _PADDING[: -body_bytes % ALIGN]
     found = crc32c.crc32c(head)
@@ -97,13 +98,13 @@ def read(memory: memoryview) -> Header | None:
     """Return the header at the start of ``memory``; None if there is none."""
     if len(memory) < HEADER_BYTES:
         return None
-    magic, kind, _, attempt, schema, gap, offset, txid, body, rows, commit, oid = (
+    magic, kind, _, attempt, schema, gap, offset, txid, body, rows, commit, epoch = (
         _HEADER.unpack_from(memory)
     )
     known = _KINDS.get(kind)
     if magic != _MAGIC or known is None:
         return None
-    return Header(known, txid, attempt, rows, commit, oid, schema, gap, offset, body)
+    return Header(known, txid, attempt, rows, commit, epoch, schema, gap, offset, body)
 
 
 def whole(memory: memoryview) -> bool:

@@ -2,29 +2,22 @@
 
 from __future__ import annotations
 
-import mmap
-import os
 import threading
 from pathlib import Path
 from typing import Final
 
 import msgspec
-import numpy as np
 
 from headrace.errors import BugError, TransientError
 from headrace.process import durable
 from headrace.storage.blocks import BLOCK_BYTES, BlockFile
 from headrace.storage.pool import BufferPool
+from headrace.storage.positions import QUEUES_MAX, Positions
 from headrace.storage.queue import Queue
 from headrace.storage.schemas import Schemas
 
-QUEUES_MAX: Final = 65_536
-"""Maximum number of queues at a time."""
-
 _SPARE: Final = 64
 """Free blocks that keep their space on the disk."""
-_HINTS: Final = np.dtype((np.uint64, 3))
-"""Hints about a queue for the next process: its base, front, and last txid before the base."""
 _names = msgspec.json.Decoder(dict[str, int])
 
 
@@ -43,17 +36,14 @@ class Storage:
         Raises:
             OSError: the folder cannot be used.
         """
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        durable.make_folder(folder, 0o700)
         self.folder: Final = folder
         self.lock: Final = threading.RLock()
         self.file: Final = BlockFile(
             folder / "blocks", max(bytes_max // block_bytes, 1), block_bytes
         )
         self._schemas: Final = Schemas(folder / "schemas")
-        self._hints_file = os.open(folder / "fronts", os.O_RDWR | os.O_CREAT, 0o600)
-        os.posix_fallocate(self._hints_file, 0, QUEUES_MAX * _HINTS.itemsize)
-        self._hints_map: Final = mmap.mmap(self._hints_file, QUEUES_MAX * _HINTS.itemsize)
-        self._hints: Final = np.frombuffer(self._hints_map, np.uint64).reshape(QUEUES_MAX, 3)
+        self._positions: Final = Positions(folder)
         self._queues: Final[dict[str, Queue]] = {}
         self.pool: Final = BufferPool(self.file, self.lock, self._queues, memory_bytes)
         self._leaving: list[Queue] = []
@@ -77,6 +67,7 @@ class Storage:
         Raises:
             BugError: a queue of that name exists.
             NoRoom: no block is available.
+            OSError: it cannot be written now.
         """
         with self.lock:
             if name in self._queues:
@@ -84,8 +75,19 @@ class Storage:
                 raise BugError(message)
             used = {queue.number for queue in (*self._queues.values(), *self._leaving)}
             number = next(n for n in range(1, QUEUES_MAX) if n not in used)
-            queue = self._queues[name] = self._queue(number, name, None)
-            self._write_names()
+            queue = self._queue(number, name, None)
+            try:
+                # Before its name, which must not lead to a queue that had its number earlier.
+                queue.begin_epoch(self._positions.next_epoch())
+                self.file.sync([])
+                self._positions.sync()
+                queue.must_begin = False
+                self._queues[name] = queue
+                self._write_names()
+            except OSError:
+                self._queues.pop(name, None)
+                queue.drop()
+                raise
             return queue
 
     def drop(self, name: str) -> None:
@@ -119,35 +121,64 @@ class Storage:
     def sync(self) -> None:
         """Sync all frames put until now, so that they survive a crash of the machine.
 
+        Blocks before the present bases are released after it.
+
         Raises:
             TransientError: they cannot be written now.
         """
-        with self.lock:
-            fresh = [(q, q.synced, q.front) for q in self._queues.values() if q.synced < q.front]
-            parts = [run for q, begin, end in fresh for run in q.ring.extents(begin, end)]
-        if not parts:
-            return
         try:
-            self._schemas.sync()
-            self.file.sync(parts)
-            os.fdatasync(self._hints_file)
+            self._sync()
         except OSError as error:
             raise TransientError(
                 f"the queues cannot be written now: {error}", sqlstate="58030"
             ) from error
+
+    def release(self) -> bool:
+        """Sync the bases, and release the blocks before them; return whether a base had moved.
+
+        Raises:
+            OSError: they cannot be written now.
+        """
+        return self._sync(frames=False)
+
+    def _sync(self, *, frames: bool = True) -> bool:
+        """Sync all frames and bases of now, or the bases; return whether there was any."""
+        with self.lock:
+            queues = list(self._queues.values())
+            fresh = [(q, q.synced, q.front) for q in queues if frames and q.synced < q.front]
+            parts = [run for q, begin, end in fresh for run in q.ring.extents(begin, end)]
+            moved = [(q, q.base) for q in queues if q.synced_base < q.base]
+        if parts:
+            self._schemas.sync()
+            self.file.sync(parts)
+        if parts or moved:
+            self._positions.sync()
         for queue, _, end in fresh:
             queue.synced = end
+        for queue, base in moved:
+            queue.note_base(base)
+        return bool(parts or moved)
+
+    def begin_epochs(self) -> None:
+        """See ``queue.Syncer``."""
+        with self.lock:
+            self._sync()
+            begun = [queue for queue in self._queues.values() if queue.must_begin]
+            for queue in begun:
+                queue.begin_epoch(self._positions.next_epoch())
+            self._positions.sync()
+            for queue in begun:
+                queue.must_begin = False
 
     def close(self) -> None:
         """Close the files."""
         self.file.close()
         self._schemas.close()
-        if self._hints_file >= 0:
-            os.close(self._hints_file)
-        self._hints_file = -1
+        self._positions.close()
 
     def _queue(self, number: int, name: str, found: dict[int, int] | None) -> Queue:
-        return Queue(number, name, self.pool, self._schemas, self._hints[number], found)
+        row = self._positions.row(number)
+        return Queue(number, name, self.pool, self._schemas, row, self, found)
 
     def _recover(self) -> None:
         path = self.folder / "names"

@@ -15,17 +15,17 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final, Protocol
 
-import numpy.typing as npt
 import pyarrow as pa
 
 from headrace.storage import frames
-from headrace.storage.blocks import Extent, runs
+from headrace.storage.blocks import Extent, NoRoom, runs
 from headrace.storage.ends import Ends
 from headrace.storage.frame_cache import Damaged, Frame, FrameCache
 from headrace.storage.frames import Header, Kind
 from headrace.storage.pool import BufferPool
+from headrace.storage.positions import BASE, EPOCH, FRONT, SINCE, TXID, Row
 from headrace.storage.residency import Residency
 from headrace.storage.ring import Ring
 from headrace.storage.schemas import Schemas
@@ -59,6 +59,24 @@ class _Successor:
     head: int
 
 
+class Syncer(Protocol):
+    """The part of the storage that puts need; the caller holds the lock."""
+
+    def begin_epochs(self) -> None:
+        """Begin an epoch of each queue that has ``must_begin``; all that was put is synced before.
+
+        Raises:
+            OSError: the queues cannot be written now.
+        """
+
+    def release(self) -> bool:
+        """Sync the bases; return whether a queue could release something that it could not before.
+
+        Raises:
+            OSError: they cannot be written now.
+        """
+
+
 class Queue:
     """One queue in a block file; safe between threads of one process.
 
@@ -71,10 +89,11 @@ class Queue:
         name: str,
         pool: BufferPool,
         schemas: Schemas,
-        hints: npt.NDArray[Any],
+        row: Row,
+        syncer: Syncer,
         found: Mapping[int, int] | None = None,
     ) -> None:
-        """Open a queue; ``hints`` (base, front, txid of the base) outlive the process.
+        """Open a queue; the words of ``row`` outlive the process.
 
         ``found``: the blocks of a queue of an earlier process, by place in the queue.
         """
@@ -83,13 +102,20 @@ class Queue:
         self._schemas: Final = schemas
         self._lock: Final = pool.lock
         self._pool: Final = pool
-        self._hints: Final = hints
-        self.ends: Final = Ends(int(hints[2]) if found is not None else 0)
+        self._row: Final = row
+        self._epoch = 0
+        """Epoch of the next frames."""
+        self._syncer: Final = syncer
+        self.ends: Final = Ends(int(row[TXID]) if found is not None else 0)
         """The ends of its txids, with their commit times."""
         self.front = 0
         """Offset at which the next frame is put."""
         self.base = 0
         """The oldest tail; frames before it are gone."""
+        self.synced_base = 0
+        """The base that is known to be on the disk.  Blocks before it may be used again."""
+        self.must_begin = True
+        """Whether an epoch must begin before the next put, for frames may have been discarded."""
         self._least = _NOWHERE
         """The oldest tail when the base was last moved ..."""
         self._oldest = 0
@@ -106,10 +132,10 @@ class Queue:
         self.lost = False
         """Whether some frames put before a kill were not found again."""
         if found is None:
-            hints[:] = 0
+            row[:] = 0
         self.read_at: int | None = None
         """End of the frame that was read last, by any successor; None: none was."""
-        self.ring: Final = Ring(number, pool.file, found, int(hints[0]))
+        self.ring: Final = Ring(number, pool.file, found, int(row[BASE]))
         self.residency: Final = Residency(self.ring, pool.file)
         self.frame_cache: Final = FrameCache(self.ring, pool.file, schemas)
         self._recover()
@@ -222,7 +248,7 @@ class Queue:
             if txid < self.last_txid:
                 self._cut(self._after(txid), self.ends.rows_to(txid))
             elif txid > self.last_txid:
-                self._hints[2] = self.ends.base_txid = txid
+                self._row[TXID] = self.ends.base_txid = txid
 
     def sent(self, txid: int) -> list[Frame]:
         """Return the frames of ``txid`` without its end; none if nothing was put for it.
@@ -281,18 +307,34 @@ class Queue:
             body = memoryview(batch.serialize()).cast("B")
             need = frames.size(len(body))
         with self._lock:
+            if self.must_begin:
+                self._syncer.begin_epochs()
             front = at = self.front
             if not self.ring.follows(front, need):
-                at = self.ring.room(front, need, self._pass_by())
-            frame = frames.made(header, (at, at - front, schema), body)
+                at = self._room(need)
+            frame = frames.made(header, (at, at - front, schema, self._epoch), body)
             self._pool.file.write(self.ring.where(at), *frame)
-            self.front = self._hints[1] = at + need
+            self.front = self._row[FRONT] = at + need
             self.written_bytes += need
             if header.kind is Kind.TIME_END:
                 self.ends.add(header.txid, self.front, self.rows, header.commit_us)
             else:
                 self.rows += header.rows
         return at
+
+    def _room(self, need: int) -> int:
+        try:
+            return self.ring.room(self.front, need, self._pass_by())
+        except NoRoom:
+            if not self._syncer.release():
+                raise
+            return self.ring.room(self.front, need, self._pass_by())
+
+    def begin_epoch(self, epoch: int) -> None:
+        """Let the next frames have ``epoch``; REQUIRES: those that are here are synced."""
+        # In this order: where the last frames end, the last epoch ends as well.
+        self._row[SINCE] = self.front
+        self._row[EPOCH] = self._epoch = epoch
 
     @contextlib.contextmanager
     def together(self) -> Iterator[None]:
@@ -317,7 +359,8 @@ class Queue:
     def _cut(self, front: int, rows: int) -> None:
         """Discard the frames from ``front`` on, which have not been read."""
         self.rows = rows
-        self.front = self._hints[1] = front
+        self.must_begin = self.must_begin or front < self.front
+        self.front = self._row[FRONT] = front
         # Other bytes will be written there: forget that these are synced, resident or decoded.
         self.synced = min(self.synced, front)
         self.residency.cut(front)
@@ -369,15 +412,24 @@ class Queue:
         self.base = max(self.base, min(self._least, self.front))
         self.ends.forget(self.base)
         # First, so that a new base is never read together with the old txid.
-        self._hints[2] = self.ends.base_txid
-        self._hints[0] = self.base
+        self._row[TXID] = self.ends.base_txid
+        self._row[BASE] = self.base
         self._pass_by()
 
     def _pass_by(self) -> int:
-        """Release the blocks before the first needed or held offset; returns that offset."""
-        floor = self.frame_cache.held_from(self.base)
+        """Release the blocks before the first needed or held offset; returns that offset.
+
+        Those from ``synced_base`` on stay: after a crash of the machine the queue begins there.
+        """
+        floor = min(self.frame_cache.held_from(self.base), self.synced_base)
         self.ring.pass_by(floor)
         return floor
+
+    def note_base(self, base: int) -> None:
+        """Take note that ``base``, which the queue had before a sync of its row, is on the disk."""
+        with self._lock:
+            self.synced_base = max(self.synced_base, base)
+            self._pass_by()
 
     def check(self) -> int:
         """Release blocks when it is almost empty; returns how many.  To be called periodically."""
@@ -397,10 +449,11 @@ class Queue:
 
     def _recover(self) -> None:
         """Find the frames of the earlier process: those that are whole, without a gap."""
-        at = self.base = self.front = int(self._hints[0])
-        told = int(self._hints[1])
+        at = self.base = self.front = int(self._row[BASE])
+        told = int(self._row[FRONT])
+        since, self._epoch = int(self._row[SINCE]), int(self._row[EPOCH])
         while at < told:
-            header = self.frame_cache.following(at)
+            header = self.frame_cache.following(at, self._epoch if at >= since else None)
             if header is None:
                 break
             if header.gap:

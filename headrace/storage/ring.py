@@ -6,7 +6,8 @@ newest one, up to the data that it still holds.  If that is too small, the numbe
 doubled; if they stay almost empty, half of them are released.
 
 * Invariant 1: a frame lies in blocks that are adjacent in the file, so it is read in place.
-* Invariant 2: bytes are not overwritten before ``floor`` has passed them.
+* Invariant 2: bytes are not overwritten, and their block gets no other place, before ``floor`` has
+  passed them.
 * Invariant 3: only the oldest block may be there twice.
 """
 
@@ -16,10 +17,8 @@ from collections import deque
 from collections.abc import Iterable, Mapping
 from typing import Final
 
-from headrace.storage import frames
 from headrace.storage.blocks import BlockFile, Extent, NoRoom, runs
 
-_NO_HEADER: Final = bytes(frames.HEADER_BYTES)
 _SHRINK_PART: Final = 0.25
 """A queue is too large if at most this part of it is used ..."""
 _SHRINK_CHECKS: Final = 2
@@ -148,7 +147,7 @@ class Ring:
             self._grow(-(-need // self._bytes))
 
     def _fitting(self, front: int, need: int, floor: int) -> int | None:
-        begin, limit = self.end, front
+        begin = self.end
         if front < begin:
             place = begin // self._bytes - 1
             limit = self._limit(place, floor)
@@ -167,9 +166,6 @@ class Ring:
             return None
         if front < begin:
             self._gaps[front] = begin
-            if front < limit:
-                # A discarded frame may be there, which must not be found.
-                self.memory(front, frames.HEADER_BYTES)[:] = _NO_HEADER
         return begin
 
     def _idle_run(self, count: int) -> int:

@@ -83,4 +83,7 @@ class Schemas:
                 break
             self._add(body)
             at += _HEAD.size + count
-        os.ftruncate(self._file, at)
+        if at < len(data):
+            os.ftruncate(self._file, at)
+            # Or another crash might bring the rest back after a new record.
+            os.fsync(self._file)

@@ -1,8 +1,9 @@
 """The disk of a run: the rest of the data directory after a kill or a power failure.
 
 Files are real.  A killed process leaves them as they are, for the kernel has all its writes.  A
-power failure leaves what was synced, and any part of what was written since: any pages of the
-queues' files, and any length of a log.
+power failure leaves what was synced, and any part of what was written since: any length of a log,
+and of each sector of the queues' files the version that was synced or any later one, in any order.
+For the kernel writes pages back when it likes, here at moments that the seed chooses.
 """
 
 from __future__ import annotations
@@ -23,11 +24,17 @@ from headrace.process import durable
 from headrace.runtime import positions
 from headrace.state.disk import Disk as StateDisk
 from headrace.storage.manager import Storage
+from tests.disks import path_of
 
 DISK_FULL: Final = "the disk is full"
-_PAGE: Final = 4096
-_FRONTS: Final = 64 * 1024
-"""Bytes of the file of fronts that the queues of a run use."""
+_SECTOR: Final = 512
+"""Bytes that a disk writes together."""
+_PAGED: Final = ("blocks", "blocks.table", "positions", "schemas")
+"""Files of the queues that are written in place."""
+_POSITIONS: Final = 32 * _SECTOR
+"""Bytes of the file of positions that the queues of a run use."""
+_WRITTEN_BACK: Final = (0.0, 0.5, 1.0)
+"""Shares of the pages that reach the disk without a sync."""
 
 
 @dataclass
@@ -43,29 +50,31 @@ class _Files:
 class Disk:
     """The data directory; see the module text."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, seed: int | str) -> None:
         self.folder: Final = folder
+        self._chance: Final = random.Random(f"disk of {seed}")
         self._number = 0
         self.path = self.old = folder / "0"
         self._links = folder / "links"
         self._links.mkdir(parents=True)
         self._state = _Files()
-        self._queues = _Files()
+        self._pages: dict[str, bytearray] = {}
+        """The queues' files as they are on the disk, without what only the kernel has."""
+        self._names = b""
+        """The names of the queues as they are on the disk."""
         self.failing = False
         """Whether syncs fail, as on a full disk."""
         self.confirmed = 0
         """The position that the last synced checkpoint promises."""
         self.before_sync: Callable[[StateDisk], None] = lambda _: None
+        self.after_sync: Callable[[], None] = lambda: None
+        """Called after each sync of one of the queues' files; the process may end there."""
 
     # --- syncs
 
     def watch(self, patch: pytest.MonkeyPatch) -> None:
         """Take note of every sync of the package."""
-        sync_state, sync_queues, name_queues = (
-            StateDisk._sync,
-            Storage.sync,
-            Storage._write_names,
-        )
+        sync_state, sync_queues = StateDisk._sync, Storage.sync
 
         def state(found: StateDisk) -> None:
             if self.failing:
@@ -78,11 +87,6 @@ class Disk:
             if self.failing:
                 raise TransientError(DISK_FULL, sqlstate="53100")
             sync_queues(found)
-            self._note_queues(found.folder)
-
-        def names(found: Storage) -> None:
-            name_queues(found)
-            self._queues.small["names"] = (found.folder / "names").read_bytes()
 
         begin, get_confirmed = StateDisk.__init__, positions.get_confirmed
 
@@ -98,10 +102,9 @@ class Disk:
         patch.setattr(positions, "get_confirmed", confirmed)
         patch.setattr(StateDisk, "_sync", state)
         patch.setattr(Storage, "sync", queues)
-        patch.setattr(Storage, "_write_names", names)
-        patch.setattr("headrace.storage.manager.durable", _Durable(durable))
-        patch.setattr("os.fsync", lambda _: None)
-        patch.setattr("os.fdatasync", lambda _: None)
+        patch.setattr("headrace.storage.manager.durable", _Durable(durable, self._sync_names))
+        patch.setattr("os.fsync", self._sync_any)
+        patch.setattr("os.fdatasync", self._sync_file)
 
     def _note_state(self, found: StateDisk) -> None:
         before = None
@@ -123,12 +126,35 @@ class Disk:
         elif path.is_file() and not path.name.startswith(("LOG", "LOCK")):
             files.small[path.name] = path.read_bytes()
 
-    def _note_queues(self, folder: Path) -> None:
-        for name in ("blocks", "blocks.table", "fronts", "schemas"):
-            path = folder / name
-            if path.exists():
-                with path.open("rb") as file:
-                    self._queues.small[name] = file.read(_FRONTS if name == "fronts" else -1)
+    def _sync_file(self, handle: int) -> None:
+        """Let all pages of one of the queues' files reach the disk."""
+        path = path_of(handle)
+        assert path.parent == self.path / "queues", "only the queues sync data without metadata"
+        self._pages[path.name] = bytearray(_content(path))
+        self.after_sync()
+
+    def _sync_any(self, handle: int) -> None:
+        path = path_of(handle)
+        if path.parent == self.path / "queues" and path.name in _PAGED:
+            self._sync_file(handle)
+
+    def _sync_names(self) -> None:
+        self.after_sync()
+        self._names = (self.path / "queues" / "names").read_bytes()
+        self.after_sync()
+
+    def write_back(self) -> None:
+        """Let some pages of the queues' files reach the disk, as the kernel does at any time."""
+        for name in _PAGED:
+            path, share = self.path / "queues" / name, self._chance.choice(_WRITTEN_BACK)
+            if not share or not path.exists():
+                continue
+            now, pages = _content(path), self._pages.setdefault(name, bytearray())
+            del pages[len(now) :]
+            pages.extend(bytes(len(now) - len(pages)))
+            for at in range(0, len(now), _SECTOR):
+                if self._chance.random() < share:
+                    pages[at : at + _SECTOR] = now[at : at + _SECTOR]
 
     # --- crashes
 
@@ -158,57 +184,48 @@ class Disk:
             for name, content in self._state.small.items():
                 (state / name).write_bytes(content)
         queues.mkdir()
-        for name in ("blocks", "blocks.table", "fronts", "schemas", "names"):
-            path = self.path / "queues" / name
-            synced = self._queues.small.get(name, b"")
-            if name == "names":
-                if synced:
-                    (queues / name).write_bytes(synced)
-            elif path.exists():
-                with path.open("rb") as file:
-                    now = file.read(_FRONTS if name == "fronts" else -1)
-                # Blocks are released before the new front is known to be on the disk.
-                (queues / name).write_bytes(now if name == "fronts" else _torn(synced, now, chance))
+        self.write_back()
+        for name, pages in self._pages.items():
+            (queues / name).write_bytes(pages)
+        names = self.path / "queues" / "names"
+        found = [
+            content for content in (self._names, names.exists() and names.read_bytes()) if content
+        ]
+        if found:
+            (queues / "names").write_bytes(chance.choice(found))
 
     def _take_as_synced(self) -> None:
         """Take the files that are left as synced: nothing of them is lost by the next crash."""
         shutil.rmtree(self._links)
         self._links.mkdir()
-        self._state, self._queues = _Files(), _Files()
-        state = self.path / "state"
+        self._state = _Files()
+        state, queues = self.path / "state", self.path / "queues"
         for path in sorted(state.iterdir()) if state.exists() else ():
             self._note_file(self._state, path)
-        names = self.path / "queues" / "names"
-        if names.exists():
-            self._queues.small["names"] = names.read_bytes()
-        if names.parent.exists():
-            self._note_queues(names.parent)
+        self._pages = {
+            name: bytearray(_content(queues / name)) for name in _PAGED if (queues / name).exists()
+        }
+        self._names = (queues / "names").read_bytes() if (queues / "names").exists() else b""
 
 
 def _listed(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
+def _content(path: Path) -> bytes:
+    with path.open("rb") as file:
+        return file.read(_POSITIONS if path.name == "positions" else -1)
+
+
 class _Durable:
     """The module ``process.durable``, without the syncs of the real disk."""
 
-    def __init__(self, real: Any) -> None:
+    def __init__(self, real: Any, sync: Callable[[], None]) -> None:
         self._real = real
+        self._sync = sync
 
     def sync(self, _: Path) -> None:
-        pass
+        self._sync()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._real, name)
-
-
-def _torn(synced: bytes, now: bytes, chance: random.Random) -> bytes:
-    """Return a file of which any pages have reached the disk since it was synced."""
-    share = chance.choice((0.0, 0.5, 1.0))
-    out = bytearray(now)
-    for at in range(0, len(now), _PAGE):
-        if chance.random() >= share:
-            page = synced[at : at + _PAGE]
-            size = len(out[at : at + _PAGE])
-            out[at : at + size] = page.ljust(size, b"\0")[:size]
-    return bytes(out)

@@ -10,6 +10,8 @@ from tests.simulation.world import World
 _ACTIONS: Final = 25
 _UNDISTURBED_S: Final = 8.0
 """Virtual seconds within which a view goes on while another one is in trouble."""
+_AGAIN: Final = 0.5
+"""Probability of another power failure while the engine recovers from one."""
 _QUIET_S: Final = 15.0
 """Virtual seconds after which a lost connection is back."""
 
@@ -91,8 +93,11 @@ class Script:
         """Kill the engine at any step while it works."""
         for _ in range(self._chance.choice((0, 2, 6))):
             self._commit()
-        within = self._chance.choice((30, 300, 2_000))
-        self._world.kill(within=within, power=self._chance.random() < 0.5)
+        power = self._chance.random() < 0.5
+        self._world.kill(within=self._chance.choice((30, 300, 2_000)), power=power)
+        # The lost batches are replayed now: let the power fail meanwhile.
+        while power and self._chance.random() < _AGAIN:
+            self._world.kill(within=self._chance.choice((30, 300, 2_000)), power=True)
 
     def restart(self) -> None:
         """Stop the engine cleanly."""

@@ -11,10 +11,11 @@ from headrace.runtime.jobs import Jobs
 from headrace.runtime.writing import SinkThread
 from headrace.sql.status import CursorState
 from headrace.storage.manager import Storage
+from headrace.storage.queue import Queue
 from tests.simulation import world as worlds
 from tests.simulation.script import Script
 
-SEEDS_MAX = 40
+SEEDS_MAX = 50
 """Seeds within which each mutation must be found."""
 
 
@@ -65,6 +66,17 @@ def publish_too_early(patch: pytest.MonkeyPatch) -> None:
     )
 
 
+def use_blocks_again_at_once(patch: pytest.MonkeyPatch) -> None:
+    """Release blocks before the new base of their queue is on the disk."""
+    pass_by = Queue._pass_by
+
+    def eager(this: Queue) -> int:
+        this.synced_base = this.base
+        return pass_by(this)
+
+    patch.setattr(Queue, "_pass_by", eager)
+
+
 MUTATIONS = [
     confirm_before_the_checkpoint,
     never_sync_the_log,
@@ -72,6 +84,7 @@ MUTATIONS = [
     commit_after_a_failure,
     skip_a_batch_in_the_log,
     publish_too_early,
+    use_blocks_again_at_once,
 ]
 
 

@@ -12,6 +12,7 @@ import random
 import secrets
 import shutil
 import tempfile
+import traceback
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
@@ -28,7 +29,15 @@ from headrace.postgres.numbering import Observation, StreamAttribute, VisibleXid
 from headrace.postgres.slot import SlotState
 from headrace.process import faults
 from headrace.runtime import engine as engines
-from headrace.runtime import insight, ownership, positions, replay, result_tables
+from headrace.runtime import (
+    insight,
+    intake_log,
+    ownership,
+    positions,
+    replay,
+    result_tables,
+    shared,
+)
 from headrace.runtime.batches import Processor
 from headrace.runtime.engine import Engine
 from headrace.runtime.views import View
@@ -47,6 +56,8 @@ SETTLED_S: Final = 120.0
 """Virtual seconds within which everything has caught up once all troubles are over."""
 _COMMAND_S: Final = 10.0
 _SHOWN_EVENTS: Final = 60
+_WRITES_BACK: Final = 0.05
+"""Probability that pages are written back between two steps of the engine."""
 
 
 class World:
@@ -58,8 +69,9 @@ class World:
         self.models: Final = model.views()
         self.server: Final = Server(self.scheduler, self.models)
         self.server.on_commit = self._committed
-        self.disk: Final = Disk(folder)
+        self.disk: Final = Disk(folder, seed)
         self.disk.before_sync = self._before_sync
+        self.disk.after_sync = self._step
         self.engine: Engine | None = None
         self.process: Process | None = None
         self.slow: Final[dict[int, float]] = {}
@@ -134,6 +146,8 @@ class World:
         patch.setattr("headrace.runtime.copied_stream._exhausted", lambda _, error: error)
         patch.setattr("headrace.runtime.copied_stream.secrets.token_hex", lambda _: "copy")
         patch.setattr(Processor, "run", self._checked(Processor.run))
+        patch.setattr(shared, "_log", _Log(self._lost_queue))
+        patch.setattr(intake_log, "_log", _Log(self._lost_queue))
         patch.setattr(faults, "point", self._pass_point)
         patch.setattr(faults, "rows", self._take_rows)
         # A generator of their own: libraries may draw numbers when they are imported.
@@ -167,8 +181,20 @@ class World:
         error = self.engine.state.error if self.engine is not None else None
         self.scheduler.fail(f"the engine gives the stream up: {error}")
 
+    def _lost_queue(self, event: str) -> None:
+        """Fail: a checkpoint relies on a queue only after a sync, so it must be found again."""
+        # Batches that no checkpoint relies on may be lost.
+        if "_check_end" not in {frame.name for frame in traceback.extract_stack()}:
+            self.scheduler.fail(f"a queue is not found again: {event}")
+
     def _pass_point(self, name: str) -> None:
+        self._step()
+
+    def _step(self) -> None:
+        """Let other tasks run, or the kernel write pages to the disk."""
         self.scheduler.check()
+        if self.scheduler.random.random() < _WRITES_BACK:
+            self.disk.write_back()
         self.scheduler.pause(0.3)
 
     def _take_rows(self, unit_id: int, _: Any) -> None:
@@ -443,6 +469,21 @@ class World:
                 ),
             ]
         return "\n".join(lines) + "\n" + self.scheduler.stacks()
+
+
+class _Log:
+    """A logger that reports only errors."""
+
+    def __init__(self, error: Callable[[str], None]) -> None:
+        self._error = error
+
+    def error(self, event: str, **_: Any) -> None:
+        self._error(event)
+
+    def warning(self, event: str, **_: Any) -> None:
+        pass
+
+    info = warning
 
 
 def _poll(tables: Any) -> None:

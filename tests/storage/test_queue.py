@@ -116,6 +116,7 @@ def test_a11_a12_one_block_in_a_circle(storage: Storage) -> None:
     ends(queue, 1, PER_BLOCK)
     assert txids(queue, "s", 1000) == list(range(1, 1001))
     queue.keep_after("s", 1000)
+    storage.sync()
     ends(queue, PER_BLOCK + 1, 1000)
     assert queue.ring.count == 1
     assert txids(queue, "s") == list(range(1001, PER_BLOCK + 1001))
@@ -168,7 +169,10 @@ def test_a13_a_batch_that_is_held_stays_as_it_is(storage: Storage) -> None:
         queue.put(Header(Kind.TIME_END, txid, 0, 1000))
         queue.read("s")
         queue.keep_after("s", txid)
+        if txid % 50 == 0:
+            storage.sync()
         queue.check()
+    storage.sync()
     assert held.column(0).to_pylist() == list(range(1000))
     grown = queue.ring.count
     del held
@@ -187,9 +191,11 @@ def test_a14_underflow_gives_back(storage: Storage) -> None:
     left = int(0.24 * 4 * PER_BLOCK)
     txids(queue, "s")
     queue.keep_after("s", 4 * PER_BLOCK - left)
+    storage.sync()
     assert [queue.check(), queue.check()] == [0, 2]
     assert queue.ring.count == 2
     queue.keep_after("s", 4 * PER_BLOCK)
+    storage.sync()
     for _ in range(8):
         queue.check()
     assert queue.ring.count == 1
@@ -447,6 +453,9 @@ def test_what_is_passed_is_held_by_nobody(storage: Storage) -> None:
         ends(queue, txid, 1)
         assert len(queue.read("s")) == 2
         queue.keep_after("s", txid)
+    storage.sync()
+    for _ in range(16):
+        queue.check()
     assert queue.ring.count == 1
 
 

@@ -94,6 +94,7 @@ def test_a3_any_queue_may_grow(storage: Storage) -> None:
                     waiting[n].clear()
                     queue.keep_after("s", txid)
                 most[n] = max(most[n], queue.ring.count)
+            storage.release()
             storage.maintain()
         counts = [queue.ring.count for queue in queues]
         assert counts[slow] >= 8
@@ -104,6 +105,7 @@ def test_a3_any_queue_may_grow(storage: Storage) -> None:
     for n, queue in enumerate(queues):
         assert taken(queue, "s") == list(waiting[n])
         queue.keep_after("s", txid)
+        storage.release()
         for _ in range(12):
             queue.check()
         assert queue.ring.count == 1
