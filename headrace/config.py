@@ -215,9 +215,10 @@ class Settings:
     wal_budget_bytes: int = 10_737_418_240
     """Bytes of changes that may be kept for a blocked or paused view (``wal_retention``); beyond
     that, the view stops and needs a resync; 0: no limit."""
-    executors: str = "1"
+    executors: str = AUTO
     """Processes that may compute views, the main one included: a number, or ``auto``, as many as
-    there are cores. Further ones are started under lasting overload, and end when it is gone."""
+    there are cores, and no more than one for each 256 MB of ``memory_bytes``. Further ones are
+    started under lasting overload, and end when it is gone."""
     worker_lost_s: int = 600
     """Seconds without contact after which another worker is considered lost, and its views are
     rebuilt elsewhere; 0: never automatically."""

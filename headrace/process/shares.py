@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import os
+from typing import Final
 
 from headrace.config import AUTO, MEMORY_BYTES_MIN, Settings
+
+_EACH_BYTES: Final = 256 << 20
+"""Bytes of the memory budget that each process gets at least with ``executors = auto``."""
 
 
 def processes_max(settings: Settings) -> int:
@@ -13,7 +17,8 @@ def processes_max(settings: Settings) -> int:
         return int(settings.executors)
     # Containers and taskset restrict the cores of a process.
     affinity = getattr(os, "sched_getaffinity", None)
-    return len(affinity(0)) if affinity is not None else os.cpu_count() or 1
+    cores = len(affinity(0)) if affinity is not None else os.cpu_count() or 1
+    return max(min(cores, settings.memory_bytes // _EACH_BYTES), 1)
 
 
 def of_executor(settings: Settings, name: str) -> Settings:

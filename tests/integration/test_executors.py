@@ -315,4 +315,14 @@ def test_auto_is_as_many_as_there_are_cores_for_this_process(monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {3})
     assert processes_max(Settings(executors="auto")) == 1
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 3})
-    assert (processes_max(Settings(executors="auto")), processes_max(Settings())) == (2, 1)
+    assert processes_max(Settings()) == 2, "auto is the default"
+    assert processes_max(Settings(executors="1")) == 1
+
+
+@pytest.mark.parametrize(
+    ("memory_mb", "count"), [(100, 1), (500, 1), (512, 2), (1024, 4), (9999, 8)]
+)
+def test_each_process_has_memory_to_work_with(monkeypatch, memory_mb, count):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)))
+    settings = Settings(executors="auto", memory_bytes=memory_mb << 20)
+    assert processes_max(settings) == count
