@@ -143,6 +143,7 @@ RUNTIME: dict[str, set[str]] = {
     ".overload": {".engine_state", "threads"},
     ".catching_up": {
         ".engine_state",
+        ".slow_groups",
         ".commits",
         ".intake",
         ".lateness",
@@ -154,6 +155,7 @@ RUNTIME: dict[str, set[str]] = {
         "records",
         "threads",
     },
+    ".slow_groups": {".engine_state", "threads", "records"},
     ".cursors": {".cursor", ".engine_state", ".log_cursor", ".source_cursor", ".watch", "records"},
     ".log_cursor": {".cursor", ".watch", "records"},
     ".source_cursor": {".copied_stream", ".cursor", ".engine_state", ".watch", "records"},

@@ -19,6 +19,10 @@ _REST: Final = 0.5
 transactions/s took a fifth less CPU, but results came a fifth later."""
 _GATHER: Final = 0.5
 """Share of the least ``latency_ms`` for which a batch gathers; the rest is for processing it."""
+_GATHER_S: Final = 0.02
+"""Seconds for which a batch gathers while a view catches up ..."""
+_GATHER_AFTER_S: Final = 1.0
+"""... that has done so for this long."""
 _AT_ONCE: Final = 64
 """Maximum number of batches per step of read-ahead, so that processing gets its turn."""
 _COALESCED_BYTES: Final = 4 << 20
@@ -26,6 +30,8 @@ _COALESCED_BYTES: Final = 4 << 20
 _COALESCED_REMOTE_BYTES: Final = 1 << 18
 """The same if it goes to another worker, whose link may be slow."""
 _COALESCED_TXIDS: Final = 1_000
+AHEAD_TXIDS: Final = 100
+"""Batches by which a shared subplan goes ahead of a reader that lags, which writes them at once."""
 _SLOW_TIMES: Final = 2
 """Number of batches of which a group takes most, within ``_WITHIN_S``, that move it."""
 _WITHIN_S: Final = 60.0
@@ -35,7 +41,8 @@ _STAY_S: Final = 30.0
 """Seconds for which a slow group lags at least, the first time."""
 _STAY_S_MAX: Final = 3_600.0
 _NEAR: Final = 2
-"""A view is about to lead if it lacks so many times the txids that may be in flight."""
+"""A view is about to lead if it lacks so many times the txids that may be in flight, or only those
+of the last ``_MEETING_S``."""
 _LINGER_S: Final = 0.1
 """Seconds for which a view may be about to lead before new batches wait for it."""
 _MEETING_S: Final = 0.1
@@ -70,9 +77,13 @@ def rested_at(now: float, worked_s: float) -> float:
     return now + worked_s * _REST
 
 
-def gather_s(latency_s: float) -> float:
-    """Return for how long batches gather, if all views may be late by ``latency_s``."""
-    return latency_s * _GATHER
+def gather_s(latency_s: float, catching_up_s: float) -> float:
+    """Return for how long batches gather, if all views may be late by ``latency_s``.
+
+    ``catching_up_s``: for how long a view has been catching up; negative: none is.  Fewer batches
+    help it, because a batch of few rows takes as long as one of many.
+    """
+    return max(latency_s * _GATHER, _GATHER_S if catching_up_s > _GATHER_AFTER_S else 0.0)
 
 
 def waits_s(due_s: float, meeting_s: float, *, full: bool, held: bool) -> float | None:
@@ -186,12 +197,15 @@ class Meeting:
     again: float = 0.0
     """When the next wait may begin."""
 
-    def at(self, now: float, lacks: float, inflight_max: int) -> tuple[Meeting, float]:
+    def at(
+        self, now: float, lacks: float, lacks_s: float, inflight_max: int
+    ) -> tuple[Meeting, float]:
         """Return the state ``now``, and the seconds that new batches wait.
 
-        ``lacks``: number of txids that the nearest view lacks.
+        ``lacks``: number of txids that the nearest view lacks.  ``lacks_s``: for how many seconds
+        it has lacked a txid.
         """
-        if lacks > _NEAR * inflight_max:
+        if lacks > _NEAR * inflight_max and lacks_s > _MEETING_S:
             return replace(self, near_since=math.inf), 0.0
         since = min(self.near_since, now)
         if now < self.until:
@@ -205,6 +219,31 @@ class Meeting:
     def met(self) -> Meeting:
         """Return the state after a view has begun to lead: the next wait is short."""
         return replace(self, seconds=_MEETING_S)
+
+
+@dataclass(frozen=True, slots=True)
+class PassingTimes:
+    """When the last few txids were committed by the views that lead."""
+
+    times: tuple[tuple[int, float], ...] = ()
+    """Txids with the time at which each was first seen, ascending."""
+
+    def noted(self, txid: int, now: float) -> PassingTimes:
+        """Return the times after ``txid`` was seen as the last one ``now``."""
+        times = self.times
+        if times and times[-1][0] == txid:
+            return self
+        if times and times[-1][0] > txid:
+            times = ()  # the stream began again
+        late = [at for _, at in times if at < now - 2 * _MEETING_S]
+        return PassingTimes((*times[max(len(late) - 1, 0) :], (txid, now)))
+
+    def since(self, txid: float, now: float) -> float:
+        """Return since when there is a later one than ``txid``; ``now`` if there is none.
+
+        For a txid that was passed long ago it is some time that is long ago.
+        """
+        return next((at for known, at in self.times if known > txid), now)
 
 
 def target_s(latency_ms: float) -> float:

@@ -6,10 +6,10 @@
     its sink thread:                                  └► write
 
 A view lags (its cursor is ``catching_up``) if it begins further back than the last batch taken: it
-was just populated, it was paused or its table was locked.  A commit group lags if it is slow: it
-takes most of the time of batches, and more than ``slow_batch_ms`` each.  Batches are coalesced as
-far as that is exact, so that such a view does not fall behind for ever.  A view that has reached
-the last batch taken leads again; a slow group does so once it is fast.
+was just populated, it was paused or its table was locked.  A commit group lags if it is slow
+(``slow_groups.py``).  Batches are coalesced as far as that is exact, and the leading views take
+fewer and larger batches while a view catches up, so that it does not fall behind for ever.  A view
+that has reached the last batch taken leads again; a slow group does so once it is fast.
 
 All accounting of positions treats a lagging view like a paused one.  Only work on states must be
 exclusive:
@@ -21,7 +21,8 @@ exclusive:
 * Invariant 3: a coalesced batch crosses no txid at which an earlier run left a result table, or the
   output of a shared subplan, so that the earlier run is repeated in the same pieces.
 * Invariant 4: the output of a shared subplan at a txid follows from that txid only.  A reader whose
-  table is locked goes back, and reads the output later, up to any txid.
+  table is locked goes back, and reads the output later, up to any txid.  So a shared subplan takes
+  each txid by itself.  It goes ahead of its readers, which then take many at once.
 
 Views take turns by their ``latency_ms`` (``policy.FairShares``): those with the same target go on
 together where they meet.
@@ -34,7 +35,7 @@ does one with views that read the clock, because time passes for them without ba
 from __future__ import annotations
 
 import math
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
@@ -57,9 +58,11 @@ from headrace.runtime.cursor import Cursor, OnEngine
 from headrace.runtime.cursors import Cursors
 from headrace.runtime.engine_state import EngineState
 from headrace.runtime.intake import Intake
+from headrace.runtime.jobs import Answer
 from headrace.runtime.lateness import Lateness
 from headrace.runtime.shared import Shared
 from headrace.runtime.single_job import SingleJob
+from headrace.runtime.slow_groups import SlowGroups
 from headrace.runtime.views import Unit, View
 from headrace.runtime.watch import Watch
 from headrace.runtime.worker_handles import RemoteBatch, WorkerHandles
@@ -69,6 +72,8 @@ from headrace.sql.status import CursorState
 _log = structlog.get_logger(__name__)
 
 _GIVE_UP_S: Final = 0.05
+_TURN_S: Final = 0.05
+"""Time after which a turn begins no further step; commands wait for its end."""
 _RETRY_S_MAX: Final = 5.0
 """Longest pause after a coalesced batch that met a temporary error."""
 
@@ -78,10 +83,14 @@ Result = tuple[Outcome, Batch]
 
 @dataclass(frozen=True, slots=True)
 class _CoalescedBatch:
-    """Consecutive txids, processed as their last one."""
+    """Consecutive txids, processed as their last one.
+
+    Without views it may be several steps, each of which is processed alone.
+    """
 
     first: int
-    last: int
+    steps: Sequence[tuple[int, int]]
+    """Last txid of each step, and its attempt."""
     views: list[View]
     needed: list[Shared]
     """Shared subplans that the views or these subplans read, each after those that it reads."""
@@ -94,13 +103,24 @@ class _CoalescedBatch:
     """The latency target of these views."""
     begun: float
 
-    def run(self, processor: Processor, attempt: int, types: Types) -> Result:
-        """Process it; on the thread of lagging views."""
-        frames, batch = self.cursor.read(self.last, attempt, types)
+    @property
+    def last(self) -> int:
+        """The last txid of all steps."""
+        return self.steps[-1][0]
+
+    def run(self, processor: Processor, types: Types) -> list[Result]:
+        """Process some of the steps, at least the first; on the thread of lagging views."""
         away = {unit.id for unit in self.remote.units}
         here = [view for view in self.views if view.id not in away]
         needed = [shared for shared in self.needed if shared.id not in away]
-        return self.remote.run(processor, here, frames, needed), batch
+        done: list[Result] = []
+        for last, attempt in self.steps:
+            frames, batch = self.cursor.read(last, attempt, types)
+            outcome = self.remote.run(processor, here, frames, needed)
+            done.append((outcome, batch))
+            if outcome.failed or clock.monotonic() - self.begun > _TURN_S:
+                break
+        return done
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,9 +162,9 @@ class CatchingUp:
         self._admit = calls.admit
         self._fail = calls.fail
         self._poke = calls.poke
-        self._processor: Final = intake.beside(
-            lambda units: calls.on_engine(partial(watch.altered, units))
-        )
+        self._processor: Final = intake.beside(self._altered)
+        self._watched = True
+        """Whether a view of the current turn depends on definitions besides tables."""
         self._job: Final = SingleJob()
         self._sink: Final = SinkThread(
             self._job, state.suspects, calls.poke, "headrace-lagging-sink"
@@ -155,7 +175,7 @@ class CatchingUp:
         self._thread.submit(int)  # it is there from the beginning (E-15)
         self._cursors: Final = Cursors(state, watch, calls.on_engine, calls.fail, calls.poke)
         self._coalesced: _CoalescedBatch | None = None
-        self._future: Future[Result] | None = None
+        self._future: Future[list[Result]] | None = None
         self._turns = policy.FairShares()
         self._waiting: Collection[float] = ()
         """The latency targets of the views that had work when the last turn was given."""
@@ -163,11 +183,8 @@ class CatchingUp:
         """Coalesced batches that met a temporary error, since the last one that did not."""
         self._retry_at = 0.0
         self._meeting = policy.Meeting()
-        self._scores: Counter[str] = Counter()
-        self._scored_at = 0.0
-        self._stays: dict[str, policy.Stay] = {}
-        """How long slow groups lag, by group."""
-        self._refused_until = 0.0
+        self._passed = policy.PassingTimes()
+        self._slow: Final = SlowGroups(state, self._connect)
         self.at_work: Final = self._processor.at_work
         """See ``Processor.at_work``; for any thread."""
         self.works: Final = self._processor.works
@@ -190,22 +207,37 @@ class CatchingUp:
         """When to call ``look`` or ``step``, on the monotonic clock."""
         if self.busy or not (self._state.lagging.groups or self._state.lagging_views):
             return math.inf
-        stays = min((self._stays[group].until for group in self._fast_groups()), default=math.inf)
         now = clock.monotonic()
-        return min(stays, self._cursors.due, *([self._retry_at] if self._retry_at > now else []))
+        retry = [self._retry_at] if self._retry_at > now else []
+        return min(self._slow.due, self._cursors.due, *retry)
 
     def meeting_s(self) -> float:
         """Return for how many seconds at most new batches should wait."""
-        state = self._state
-        lacks = (
-            state.taken.txid - state.least(view)
-            for view in state.lagging_views
-            if view.commit_group not in state.lagging.groups
+        state, now = self._state, clock.monotonic()
+        has = max(
+            (
+                state.least(view)
+                for view in state.lagging_views
+                if view.commit_group not in state.lagging.groups
+            ),
+            default=-math.inf,
         )
-        least = min(lacks, default=math.inf)
-        inflight_max, now = state.pipeline.inflight_max, clock.monotonic()
-        self._meeting, meeting_s = self._meeting.at(now, least, inflight_max)
+        self._passed = self._passed.noted(self._commits.passed, now)
+        lacks, lacks_s = state.taken.txid - has, now - self._passed.since(has, now)
+        self._meeting, meeting_s = self._meeting.at(
+            now, lacks, lacks_s, state.pipeline.inflight_max
+        )
         return meeting_s
+
+    def longest_s(self) -> float:
+        """Return for how long a view has been catching up, at most; slow groups do not count."""
+        state = self._state
+        left = (
+            view.left_at
+            for view in state.lagging_views
+            if view.left_at is not None and view.commit_group not in state.lagging.groups
+        )
+        return clock.monotonic() - min(left, default=math.inf)
 
     # --- progress
 
@@ -246,12 +278,19 @@ class CatchingUp:
         if coalesced is None:
             return
         lagging.working = frozenset(unit.id for unit in coalesced.units)
-        record = state.records.get(coalesced.last)
-        attempt = self._errors + (record.attempt if record is not None else 0)
         types = types_of([unit.own for unit in coalesced.units])
         self._coalesced = coalesced
-        self._future = self._thread.submit(coalesced.run, self._processor, attempt, types)
+        readers = (view for unit in coalesced.units for view in state.views_of(unit))
+        self._watched = any(self._watch.definitions(view) for view in readers)
+        self._future = self._thread.submit(coalesced.run, self._processor, types)
         self._future.add_done_callback(lambda _: self._poke())
+
+    def _altered(self, units: Iterable[Unit]) -> dict[int, HeadraceError]:
+        """See ``Watch.altered``; on the thread of lagging views."""
+        if not self._watched:
+            return {}  # without a wait for the engine's thread
+        errors: dict[int, HeadraceError] = self._on_engine(partial(self._watch.altered, units))
+        return errors
 
     def _next(self) -> _CoalescedBatch | None:
         """Return the next coalesced batch; None: there is nothing to process."""
@@ -266,24 +305,66 @@ class CatchingUp:
         if not readable:
             return None
         targets = self._targets(views, shared)
-        self._waiting = waiting = _by_target(targets, [*views, *shared], readable)
+        going = self._going(views, shared, reach, readable)
+        self._waiting = waiting = _by_target(targets, going, readable)
         target_s, at = self._turns.next(waiting)
-        taking = [v for v in views if v.processed == at and targets[v.id] == target_s]
-        needed_now = {s.id for s in state.needed(taking)}
-        needed = [
-            s
-            for s in shared
-            if s.id in needed_now or (s.processed == at and targets[s.id] == target_s)
-        ]
+        now = [u for u in going if u.processed == at and targets[u.id] == target_s]
+        taking = [unit for unit in now if isinstance(unit, View)]
+        needed_now = {s.id for s in (*state.needed(now), *now)}
+        needed = [s for s in shared if s.id in needed_now]
         end = min([reach[at], *(txid for txid in behind if txid > at)])
         end = self._last(taking, needed, at + 1, end)
         units = [*taking, *(s for s in needed if s.processed == at)]
         placed = [unit for unit in units if unit.placed]
         last = self._cursors.bounded(at, end, remote=bool(placed))
+        ends: Sequence[int] = [last]
+        if not taking and not placed and state.suspects.quiet:
+            read = [s.processed for s in needed if s.processed > at]
+            ends = range(at + 1, min(reach[at], at + policy.AHEAD_TXIDS, *read) + 1)
         cursor = self._cursors.at(at, end)
         remote = self._hosts.batch(placed, lagging=True)
-        now = clock.monotonic()
-        return _CoalescedBatch(at + 1, last, taking, needed, units, remote, cursor, target_s, now)
+        return _CoalescedBatch(
+            at + 1,
+            [(txid, self._attempt(txid)) for txid in ends],
+            taking,
+            needed,
+            units,
+            remote,
+            cursor,
+            target_s,
+            clock.monotonic(),
+        )
+
+    def _attempt(self, txid: int) -> int:
+        """Return the number of earlier attempts at a batch."""
+        record = self._state.records.get(txid)
+        return self._errors + (record.attempt if record is not None else 0)
+
+    def _going(
+        self,
+        views: Sequence[View],
+        shared: Sequence[Shared],
+        reach: Mapping[int, int],
+        readable: Collection[int],
+    ) -> list[Unit]:
+        """Return the units that may go on: a shared subplan goes ahead of its readers.
+
+        It processes each txid alone (Invariant 4), and its readers then write many at once.  The
+        views of a commit group that meet go on together.
+        """
+        state = self._state
+
+        def waits(unit: Unit) -> bool:
+            at = unit.processed
+            slow = [s for s in state.needed([unit]) if s.processed in readable]
+            if at not in readable or not slow:
+                return False
+            last = self._cursors.bounded(at, reach[at], remote=bool(unit.placed))
+            return any(s.processed < min(last, at + policy.AHEAD_TXIDS) for s in slow)
+
+        held = {(view.commit_group, view.processed) for view in views if waits(view)}
+        going: list[Unit] = [v for v in views if (v.commit_group, v.processed) not in held]
+        return [*going, *(s for s in shared if not waits(s))]
 
     def _targets(self, views: Sequence[View], shared: Iterable[Shared]) -> dict[int, float]:
         """Return the latency targets of units in seconds, by ID: the least of those that need it.
@@ -335,32 +416,35 @@ class CatchingUp:
             self._future = self._coalesced = None
             self._state.lagging.working = frozenset()
             try:
-                outcome, batch = future.result()
+                done = future.result()
             except TransientError as error:
                 if self._cursors.lost(coalesced.cursor, coalesced.first - 1):
                     raise
                 self._try_again(coalesced, error)
             else:
-                self._took(coalesced, outcome, batch)
+                self._took(coalesced, done)
         answer = self._job.answer()
         if answer is not None:
             self._commits.beside(answer)
 
-    def _took(self, coalesced: _CoalescedBatch, outcome: Outcome, batch: Batch) -> None:
+    def _took(self, coalesced: _CoalescedBatch, done: Sequence[Result]) -> None:
         self._errors = 0
         now = clock.monotonic()
-        self._lateness.processed(outcome, now - coalesced.begun, coalesced.views)
-        self._turns = self._turns.took(self._waiting, coalesced.target_s, now - coalesced.begun)
-        if now - coalesced.begun >= self._state.settings.slow_batch_ms / 1000:
-            # A group whose coalesced batch was slow stays longer.
-            touched = {v.commit_group for v in coalesced.views if v.id in outcome.touched}
-            for group in touched & self._state.lagging.groups:
-                self._stays[group] = self._stays[group].begin_again(now)
-        job = self._intake.finished(
-            outcome, coalesced.views, coalesced.needed, batch.end_lsn, batch.transactions
-        )
-        batch.close()
-        self._job.put(job)
+        worked_s = now - coalesced.begun
+        self._turns = self._turns.took(self._waiting, coalesced.target_s, worked_s)
+        for outcome, batch in done:
+            self._lateness.processed(outcome, worked_s / len(done), coalesced.views)
+            if worked_s >= self._state.settings.slow_batch_ms / 1000:
+                # A group whose coalesced batch was slow stays longer.
+                self._slow.prolong(v for v in coalesced.views if v.id in outcome.touched)
+            job = self._intake.finished(
+                outcome, coalesced.views, coalesced.needed, batch.end_lsn, batch.transactions
+            )
+            batch.close()
+            if coalesced.views:
+                self._job.put(job)
+            else:
+                self._commits.beside(Answer(job))
         self._cursors.moved(coalesced.cursor, {unit.processed for unit in self._units()})
 
     def _try_again(self, coalesced: _CoalescedBatch, error: TransientError) -> None:
@@ -407,8 +491,7 @@ class CatchingUp:
         self._job.rewind()
         self._cursors.rewind()
         self._errors, self._retry_at, self._connected = 0, 0.0, False
-        if lagging.groups and not state.retained.appending:
-            self._refuse()
+        self._slow.rewind()
         for view in list(state.views.values()):
             if not view.live:
                 continue
@@ -450,116 +533,28 @@ class CatchingUp:
 
     def look(self) -> None:
         """Let the views lead that have reached the last batch taken."""
-        state, groups, now = self._state, self._state.lagging.groups, clock.monotonic()
+        state = self._state
         if self.busy:
             return
-        for group in self._fast_groups():
-            if now >= self._stays[group].until:
-                groups.discard(group)
+        self._slow.end(clock.monotonic())
         for view in state.lagging_views:
-            if view.commit_group not in groups and self._has_all([view]):
+            if view.commit_group not in state.lagging.groups and state.has_all([view]):
                 view.turn(CursorState.LEADING)
                 self._meeting = self._meeting.met()
                 self._poke()  # a caller may wait for that
-
-    def _has_all(self, views: Iterable[View]) -> bool:
-        """Return whether views, and the shared subplans that they need, lack no batch."""
-        state, views = self._state, list(views)
-        units: list[Unit] = [*views, *state.needed(views)]
-        return all(unit.processed == state.taken.txid for unit in units)
-
-    def _fast_groups(self) -> list[str]:
-        """Return the slow groups that lack no batch."""
-        state = self._state
-        views = state.lagging_views
-        return [
-            group
-            for group in sorted(state.lagging.groups)
-            if not self.busy and self._has_all(v for v in views if v.commit_group == group)
-        ]
 
     def classify(self, outcome: Outcome, worked_s: float) -> None:
         """Let slow groups lag after a batch of the leading views.
 
         ``worked_s``: processing time of the batch.
         """
-        limit_s = self._state.settings.slow_batch_ms / 1000
         writes, self._commits.writes = self._commits.writes, {}
-        if not limit_s or max([worked_s, *writes.values()]) < limit_s:
-            return
-        seconds = defaultdict[str, float](float, writes)
-        slowest: dict[str, tuple[float, str]] = {}
-        """By group: the time of its slowest unit, and the views that need the unit."""
-        for unit_id in outcome.touched:
-            unit = self._state.unit(unit_id)
-            if unit is None:
-                continue
-            views = self._state.views_of(unit)
-            groups = {view.commit_group for view in views}
-            if len(groups) == 1:
-                here_s = unit.bound.taken_s if unit.bound is not None else 0.0
-                group, took = groups.pop(), outcome.remote_s.get(unit_id, here_s)
-                seconds[group] += took
-                names = ", ".join(view.target.shown for view in views)
-                slowest[group] = max(slowest.get(group, (0.0, "")), (took, names))
-        now = clock.monotonic()
-        if policy.counts_anew(self._scored_at, now):
-            self._scores.clear()
-            self._scored_at = now
-        slow = policy.slow_group(seconds, limit_s)
-        if slow is not None:
-            self._scores[slow] += 1
-            if policy.must_lag(self._scores[slow]) and self._may(slow):
-                self._set_lagging(slow, *slowest.get(slow, (0.0, "")))
-
-    def _may(self, group: str) -> bool:
-        """Return whether a group can lag, and other groups benefit."""
-        state, lagging = self._state, self._state.lagging
-        if group in lagging.groups or not state.suspects.quiet:
-            return False
-        if clock.monotonic() < self._refused_until or not state.retained.appending:
-            return False
-        live = [view for view in state.views.values() if view.live]
-        others = {view.commit_group for view in live} - lagging.groups - {group}
-        mine = [view for view in live if view.commit_group == group]
-        return bool(others) and not any(v.temporal or v.placed or v.parts for v in mine)
-
-    def _set_lagging(self, group: str, took_s: float, slowest: str) -> None:
-        """Let a group lag from the next batch on.
-
-        ``slowest``: the views whose part took longest.  REQUIRES: its views have processed all that
-        was taken, or lag.
-        """
-        state, lagging = self._state, self._state.lagging
-        if not self._connect():
-            return
-        lagging.groups.add(group)
-        self._scores.pop(group, None)
-        stay = self._stays[group] = policy.Stay.begin(self._stays.get(group), clock.monotonic())
-        facts = {"stays_s": stay.seconds, "slowest": slowest, "took_s": round(took_s, 3)}
-        for view in list(state.views.values()):
-            if view.commit_group == group and view.live:
-                view.turn(CursorState.CATCHING_UP, "its commit group is slow", **facts)
+        self._slow.classify(outcome, worked_s, writes)
 
     def dissolve(self) -> None:
-        """Let the views of slow groups lead, once they have caught up, that cannot lag on purpose.
-
-        The log has no room, or they read the clock now.
-        """
-        state, lagging = self._state, self._state.lagging
-        if not lagging.groups or self._future is not None:
-            return
-        if not state.retained.appending:
-            self._refuse()
-        for view in state.lagging_views:
-            if view.temporal or view.placed or view.parts:
-                lagging.groups.discard(view.commit_group)
-
-    def _refuse(self) -> None:
-        """Let no group lag for a while."""
-        _log.warning("no room for what waits for slow commit groups")
-        self._refused_until = policy.refused_until(clock.monotonic())
-        self._state.lagging.groups.clear()
+        """Let slow groups lead that cannot lag any more; see ``SlowGroups``."""
+        if self._future is None:
+            self._slow.dissolve()
 
 
 def _by_target(

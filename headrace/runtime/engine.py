@@ -297,7 +297,7 @@ class Engine:
         batch = stream.take(
             wait,
             rested_at=math.inf if state.pipeline.busy else self._rested_at,
-            gather_s=policy.gather_s(state.latency_s),
+            gather_s=policy.gather_s(state.latency_s, self._catching_up.longest_s()),
         )
         if batch is not None:
             self._process(batch)

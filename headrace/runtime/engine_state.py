@@ -209,6 +209,12 @@ class EngineState:
         """Return the last txid that a view and all shared subplans that it needs have processed."""
         return min(unit.processed for unit in self.units_of(view))
 
+    def has_all(self, views: Iterable[View]) -> bool:
+        """Return whether views, and the shared subplans that they need, lack no batch."""
+        views = list(views)
+        units: list[Unit] = [*views, *self.needed(views)]
+        return all(unit.processed == self.taken.txid for unit in units)
+
     def at_source(self, after: int) -> bool:
         """Return whether the source has all changes after txid ``after``, which was recorded."""
         following = self.records.get(after + 1)
@@ -282,8 +288,8 @@ class EngineState:
             out |= {view.id: view for view in self.views_of(reader)}
         return list(out.values())
 
-    def needed(self, views: Iterable[View]) -> list[Shared]:
-        """Return the shared subplans that ``views`` need, each after those that it reads."""
+    def needed(self, units: Iterable[Unit]) -> list[Shared]:
+        """Return the shared subplans that ``units`` need, each after those that it reads."""
         out: dict[int, Shared] = {}
 
         def add(unit: Unit) -> None:
@@ -293,6 +299,6 @@ class EngineState:
                     add(shared)
                     out[feeder] = shared
 
-        for view in views:
-            add(view)
+        for unit in units:
+            add(unit)
         return list(out.values())

@@ -147,7 +147,7 @@ class Intake:
             transactions,
             frames.instant,
             tuple(parts),
-            tuple(shared.id for shared in needed if shared.processed == frames.txid),
+            tuple(s.id for s in needed if s.mark.txid < frames.txid <= s.processed),
             sum(diffs.nbytes for diffs in outcome.diffs.values()),
             frames.oldest_us,
             began_s,

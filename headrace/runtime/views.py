@@ -344,6 +344,11 @@ class View(Unit):
         return Status.ERROR if cursor is None else cursor.status
 
     @property
+    def left_at(self) -> float | None:
+        """When it left its commit group, on the monotonic clock; None: it has not."""
+        return self._left_at
+
+    @property
     def latency_ms(self) -> int:
         """Allowed delay in milliseconds from a commit until the table shows it; 0: none."""
         return self._latency_ms

@@ -28,7 +28,9 @@ FACTS = {"owed": FLAG, "large": FLAG, "crowded": FLAG, "ahead": FLAG}
 def test_more_latency_never_means_smaller_batches(opened, interval, worked, rested, one, other):
     less, more = sorted((one, other))
     ends = [
-        policy.closes_at(opened, interval, rested, policy.gather_s(latency), pressed=False)
+        policy.closes_at(
+            opened, interval, rested, policy.gather_s(latency, -math.inf), pressed=False
+        )
         for latency in (less, more)
     ]
     assert ends == sorted(ends)
@@ -212,6 +214,7 @@ STEPS = st.lists(
     st.tuples(
         st.floats(0.0, 3.0),
         st.sampled_from([0, 3, 8, 9, 1_000, math.inf]),
+        st.sampled_from([0.0, 0.1, 0.2, math.inf]),
         st.sampled_from([False, False, False, True]),
     ),
     max_size=200,
@@ -222,11 +225,11 @@ STEPS = st.lists(
 def test_new_batches_wait_for_at_most_a_tenth_of_the_time(steps):
     """This also holds if a view is about to lead again and again, and if the engine does other work."""
     meeting, now, waited, first = Meeting(), 0.0, 0.0, None
-    for passed, lacks, met in steps:
+    for passed, lacks, lacks_s, met in steps:
         begun = meeting
-        meeting, wait_s = meeting.at(now, lacks, 4)
+        meeting, wait_s = meeting.at(now, lacks, lacks_s, 4)
         assert 0.0 <= wait_s <= 1.0
-        assert not wait_s or lacks <= 8, "it waits for no view that is far behind"
+        assert not wait_s or lacks <= 8 or lacks_s <= 0.1, "it waits for no view that is far behind"
         if meeting.until > begun.until:  # another wait begins
             first = now if first is None else first
             assert waited <= (now - first) / 10 + 1e-6
@@ -241,21 +244,45 @@ def test_new_batches_wait_for_at_most_a_tenth_of_the_time(steps):
 def test_new_batches_wait_longer_until_the_view_leads(start, lacks, times):
     meeting, waits = Meeting(), []
     now = start
-    meeting, wait_s = meeting.at(now, lacks, 4)
+    meeting, wait_s = meeting.at(now, lacks, math.inf, 4)
     assert wait_s == 0.0, "at first it may come without that"
     for _ in range(times):
         now = max(now + 0.15, meeting.again)
-        meeting, wait_s = meeting.at(now, lacks, 4)
+        meeting, wait_s = meeting.at(now, lacks, math.inf, 4)
         waits.append(wait_s)
         assert meeting.again >= now + 10 * wait_s, "a tenth of the time"
-        again, rest_s = meeting.at(now + wait_s / 2, lacks, 4)
+        again, rest_s = meeting.at(now + wait_s / 2, lacks, math.inf, 4)
         assert again == meeting
         assert rest_s == pytest.approx(wait_s / 2, abs=1e-6)
-        assert meeting.at(now + wait_s, lacks, 4) == (meeting, 0.0)
+        assert meeting.at(now + wait_s, lacks, math.inf, 4) == (meeting, 0.0)
     assert waits == [min(0.1 * 2**n, 1.0) for n in range(times)]
-    assert meeting.met().at(meeting.again, lacks, 4)[1] == 0.1, "a success makes it short again"
-    gone, _ = meeting.at(meeting.again, math.inf, 4)
-    assert gone.at(meeting.again, lacks, 4)[1] == 0.0, "it lingers first, again"
+    assert meeting.met().at(meeting.again, lacks, math.inf, 4)[1] == 0.1, (
+        "a success makes it short again"
+    )
+    gone, _ = meeting.at(meeting.again, math.inf, math.inf, 4)
+    assert gone.at(meeting.again, lacks, math.inf, 4)[1] == 0.0, "it lingers first, again"
+
+
+def test_batches_gather_while_a_view_catches_up_for_long():
+    assert [policy.gather_s(0.0, s) for s in (-math.inf, 0.5, 2.0)] == [0.0, 0.0, 0.02]
+    assert policy.gather_s(1.0, 2.0) == policy.gather_s(1.0, 0.0) > 0.02
+
+
+@given(st.lists(st.tuples(st.floats(0.0, 0.3), st.integers(0, 3)), min_size=1, max_size=40))
+def test_since_when_a_txid_has_passed(steps):
+    """It is exact for the last 0.1 s; before that, some time that is longer ago."""
+    times, now, txid, begun = policy.PassingTimes(), 1_000.0, 0, {}
+    for passed, more in steps:
+        now, txid = now + passed, txid + more
+        begun.setdefault(txid, now)
+        times = times.noted(txid, now)
+        for has in range(txid + 1):
+            later = [at for known, at in begun.items() if known > has]
+            true = min(later, default=now)
+            found = times.since(has, now)
+            assert found == true or (true <= found < now - 0.1)
+        assert len(times.times) < 100
+    assert times.noted(txid - 1, now).since(txid - 2, now) == now, "after a new beginning"
 
 
 # --- checkpoints

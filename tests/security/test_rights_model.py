@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import random
+from typing import cast
 
 import psycopg
 import pytest
@@ -16,7 +17,9 @@ import pytest
 from headrace.config import Settings
 from headrace.errors import HeadraceError
 from headrace.planner import PlanRequest
+from headrace.population.context import JobContext, WorkerProtocol
 from headrace.population.populate import plan_with_facts
+from headrace.population.spark import Spark
 from headrace.postgres import fingerprint
 from headrace.sql import install, results
 from headrace.sql.view_spec import ViewSpec
@@ -124,14 +127,20 @@ def take(conn, database, path, readers, named) -> list:
     """Return (reader, query, facts) of the queries that can be planned while all rights exist."""
     eval_dsn = install.ensure_eval_role(conn, path, database)
     settings = Settings(source=database, data_dir=path, eval_dsn=eval_dsn or "")
+    context = planning(settings)
     out = []
     for reader in readers:
         for query in QUERIES:
             text = query.format(**named)
             assert refused(conn, reader, text) is None
             request = PlanRequest(text, reader, {"search_path": "public"})
-            out.append((reader, text, plan_with_facts(conn, settings, request, ViewSpec())[1]))
+            out.append((reader, text, plan_with_facts(context, conn, request, ViewSpec())[1]))
     return out
+
+
+def planning(settings: Settings) -> JobContext:
+    """Return a context for planning; nothing is populated, so there is no engine."""
+    return JobContext(settings, cast("WorkerProtocol", None), Spark(settings))
 
 
 @pytest.mark.parametrize("right", ["EXECUTE ON FUNCTION {b}.f", "USAGE ON SCHEMA {b}"])
@@ -154,8 +163,9 @@ def test_what_lacks_at_first_is_refused(database, tmp_path, right):
             assert refused(conn, reader, query)
             settings = Settings(source=database, data_dir=tmp_path, eval_dsn=eval_dsn)
             request = PlanRequest(query, reader, {"search_path": "public"})
+            context = planning(settings)
             with pytest.raises((HeadraceError, psycopg.Error)) as caught:
-                plan_with_facts(conn, settings, request, ViewSpec())
+                plan_with_facts(context, conn, request, ViewSpec())
             assert "permission denied" in str(caught.value)
             conn.execute(f"GRANT {right.format(b=boss)} TO {reader}")
-            plan_with_facts(conn, settings, request, ViewSpec())
+            plan_with_facts(context, conn, request, ViewSpec())
