@@ -175,6 +175,7 @@ class CatchingUp:
         self._thread.submit(int)  # it is there from the beginning (E-15)
         self._cursors: Final = Cursors(state, watch, calls.on_engine, calls.fail, calls.poke)
         self._coalesced: _CoalescedBatch | None = None
+        self._concerned = frozenset[int]()
         self._future: Future[list[Result]] | None = None
         self._turns = policy.FairShares()
         self._waiting: Collection[float] = ()
@@ -201,6 +202,11 @@ class CatchingUp:
     def busy(self) -> bool:
         """Whether a coalesced batch is being processed or written."""
         return self._future is not None or self._job.busy
+
+    @property
+    def concerned(self) -> frozenset[int]:
+        """IDs of the views and subplans whose coalesced batch is processed or written."""
+        return self._concerned if self.busy else frozenset()
 
     @property
     def due(self) -> float:
@@ -278,6 +284,7 @@ class CatchingUp:
         if coalesced is None:
             return
         lagging.working = frozenset(unit.id for unit in coalesced.units)
+        self._concerned = frozenset(u.id for u in (*coalesced.units, *coalesced.needed))
         types = types_of([unit.own for unit in coalesced.units])
         self._coalesced = coalesced
         readers = (view for unit in coalesced.units for view in state.views_of(unit))

@@ -58,6 +58,7 @@ from headrace.runtime.retries import Retries
 from headrace.runtime.sharing import Sharing
 from headrace.runtime.state_reuse import StateReuse
 from headrace.runtime.ticker import Ticker
+from headrace.runtime.views import Unit
 from headrace.runtime.waits import PositionWaits
 from headrace.runtime.watch import Watch
 from headrace.runtime.watermark import Watermark
@@ -113,13 +114,14 @@ class Engine:
             self.waits,
             self.hosts,
             drain,
+            self.quiesce,
         )
         loading = Loading(
             state, self.durability, self.watch, self.sharing, self.leaving, self.hosts
         )
         self._commits: Final = Commits(state, self.leaving, self.waits, self.taps, self._lateness)
         self._intake: Final = Intake(
-            state, self.watch, self.leaving, self._commits, self.hosts, drain
+            state, self.watch, self.leaving, self._commits, self.hosts, drain, self.quiesce
         )
         self._catching_up: Final = CatchingUp(
             state,
@@ -356,9 +358,27 @@ class Engine:
             TransientError: a commit failed.
         """
         while not self._commits.taking and (self.state.pipeline.busy or self._catching_up.busy):
-            self._be_urgent()
-            self._commits.take(_DRAIN_S)
-            self._catching_up.take()
+            self._take()
+
+    def quiesce(self, units: Collection[Unit]) -> None:
+        """Wait until everything in flight that concerns ``units`` is committed.
+
+        Views that lead do not wait for the batch of a view that lags.
+
+        Raises:
+            TransientError: a commit failed.
+        """
+        ids = {unit.id for unit in units}
+        while not self._commits.taking and (
+            self.state.pipeline.busy or not ids.isdisjoint(self._catching_up.concerned)
+        ):
+            self._take()
+
+    def _take(self) -> None:
+        """Take what is finished, or wait for it for a moment."""
+        self._be_urgent()
+        self._commits.take(_DRAIN_S)
+        self._catching_up.take()
 
     def rewind_soon(self) -> None:
         """End the stream; the loop opens the next one where the views need it.

@@ -5,7 +5,7 @@ A view that cannot process the batch stops at the one before; other views are no
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Final
 
 from headrace import clock
@@ -42,6 +42,7 @@ class Intake:
         commits: Commits,
         hosts: WorkerHandles,
         drain: Callable[[], None],
+        quiesce: Callable[[Collection[Unit]], None],
     ) -> None:
         self._state = state
         self._watch = watch
@@ -49,6 +50,7 @@ class Intake:
         self._commits = commits
         self._hosts = hosts
         self._drain = drain
+        self._quiesce = quiesce
         self._decoder = Decoder()
         self._plans: list[PhysicalPlan] = []
         self._types: Types = {}
@@ -201,7 +203,8 @@ class Intake:
     def _stop_failed(self, outcome: Outcome) -> None:
         """Stop the views that cannot process the batch at the one before."""
         state = self._state
-        self._drain()
+        units = [unit for unit in map(state.unit, outcome.failed) if unit is not None]
+        self._quiesce([*units, *(view for unit in units for view in state.views_of(unit))])
         for unit_id, error in outcome.failed.items():
             shared = state.subplans.get(unit_id)
             if shared is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Final
 
@@ -13,7 +13,7 @@ from headrace.runtime import positions, views
 from headrace.runtime.durability import Durability
 from headrace.runtime.engine_state import EngineState
 from headrace.runtime.sharing import Sharing
-from headrace.runtime.views import View
+from headrace.runtime.views import Unit, View
 from headrace.runtime.waits import PositionWaits
 from headrace.runtime.watch import Watch
 from headrace.runtime.worker_handles import WorkerHandles
@@ -44,15 +44,19 @@ class Leaving:
     _waits: PositionWaits
     _hosts: WorkerHandles
     _drain: Callable[[], None]
+    """Waits until nothing is in flight."""
+    _quiesce: Callable[[Collection[Unit]], None]
+    """Waits until nothing is in flight that concerns some units."""
 
     def leave(self, view: View) -> None:
         """Remove a view from processing; its state is that of its last txid."""
-        self._drain()
+        self._quiesce([view])
         view.reset()
 
     def forget(self, view_id: int) -> None:
         """Forget a view that is gone from the catalog, or about to be."""
         state = self._state
+        self._drain()
         view = state.views.pop(view_id, None)
         if view is not None:
             view.release()

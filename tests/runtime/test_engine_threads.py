@@ -11,7 +11,7 @@ import pytest
 
 from headrace.expressions.pool import CONNECTIONS_MAX
 from headrace.runtime.batches import THREADS
-from tests.compared import differs
+from tests.compared import differs, status_of
 from tests.faults.helpers import WORKER
 from tests.waiting import again_and_again, wait_until
 
@@ -128,6 +128,40 @@ def test_e16_a_collection_that_waits_holds_up_no_loop(engine):
             assert differs(source, "counts", "SELECT 10::bigint") == []
         for name, query in queries.items():
             wait_until(lambda n=name, q=query: differs(source, n, q) == [], f"{name} is right")
+
+
+@pytest.mark.parametrize("ends", ["fails", "is dropped"])
+def test_a_view_that_ends_makes_no_other_wait_for_one_that_lags(engine, ends):
+    """A batch of the view that lags waits at the gate meanwhile."""
+    with (
+        psycopg.connect(engine.source, autocommit=True) as source,
+        psycopg.connect(engine.dsn, autocommit=True, prepare_threshold=None) as commander,
+    ):
+        source.execute(GATED)
+        source.execute("CREATE TABLE apart (id int PRIMARY KEY)")
+        commander.execute(
+            "CALL headrace.create_view('waits', 'SELECT id, gated(x) AS x FROM items',"
+            """ options => '{"commit_group": "slow", "view_time_ms_max": 60000}')"""
+        )
+        commander.execute("CALL headrace.create_view('ends', 'SELECT 100 / id AS x FROM apart')")
+        commander.execute("CALL headrace.create_view('counts', 'SELECT count(*) FROM apart')")
+        commander.execute("CALL headrace.pause_view('waits')")
+        source.execute("UPDATE items SET x = x + 1 WHERE id = 3")
+        source.execute("INSERT INTO apart VALUES (1)")
+        wait_until(lambda: differs(source, "counts", "SELECT 1::bigint") == [], "it was taken")
+        with gate_shut(engine.source):
+            commander.execute("CALL headrace.resume_view('waits')")
+            wait_until(lambda: held_up(source) == 1, "the statement waits")
+            if ends == "fails":
+                source.execute("INSERT INTO apart VALUES (0)")
+                wait_until(lambda: status_of(source, "ends")[1] == "22012", "it has stopped")
+            else:
+                source.execute("DROP TABLE ends")
+                source.execute("INSERT INTO apart VALUES (0)")
+            wait_until(lambda: differs(source, "counts", "SELECT 2::bigint") == [], "it follows")
+            assert held_up(source) == 1
+        query = "SELECT id, gated(x) AS x FROM items"
+        wait_until(lambda: differs(source, "waits", query) == [], "it goes on")
 
 
 def test_e17_as_many_at_once_as_there_are_threads(engine):
