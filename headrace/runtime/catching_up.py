@@ -27,9 +27,7 @@ exclusive:
 Views take turns by their ``latency_ms`` (``policy.FairShares``): those with the same target go on
 together where they meet.
 
-Views on other workers lag likewise: their batches go over an exchange of their own.  A slow group
-with such views leads, because their link may be slow, and one thread serves all lagging views.  So
-does one with views that read the clock, because time passes for them without batches.
+Views on other workers lag likewise: their batches go over an exchange of their own.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
 """Slow commit groups: they lag on purpose, so that they do not delay the other groups.
 
-A group is slow if it takes most of the time of batches, and more than ``slow_batch_ms`` each.  It
-lags for a while at least, and leads again once it is fast.
+A group is slow if it takes most of the time of batches, and more than ``slow_batch_ms`` each,
+whether it computes here or on another worker, or waits for a slow link.  It lags for a while at
+least, and leads again once it is fast.  Groups with views that read the clock do not lag, because
+time passes for them without batches.
 """
 
 from __future__ import annotations
@@ -101,7 +103,7 @@ class SlowGroups:
         if not state.retained.appending:
             self._refuse()
         for view in state.lagging_views:
-            if view.temporal or view.placed or view.parts:
+            if view.temporal:
                 lagging.groups.discard(view.commit_group)
 
     def _fast(self) -> list[str]:
@@ -124,7 +126,7 @@ class SlowGroups:
         live = [view for view in state.views.values() if view.live]
         others = {view.commit_group for view in live} - lagging.groups - {group}
         mine = [view for view in live if view.commit_group == group]
-        return bool(others) and not any(v.temporal or v.placed or v.parts for v in mine)
+        return bool(others) and not any(view.temporal for view in mine)
 
     def _set_lagging(self, group: str, took_s: float, slowest: str) -> None:
         """Let a group lag from the next batch on.

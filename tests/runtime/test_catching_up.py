@@ -16,7 +16,7 @@ import pytest
 
 from headrace.forwarder import policy
 from headrace.process.bounds import Bound
-from headrace.runtime import catching_up, insight
+from headrace.runtime import catching_up, insight, worker_handles
 from headrace.runtime.batches import Outcome
 from headrace.runtime.log_cursor import LogCursor
 from headrace.runtime.shared import Shared
@@ -50,7 +50,9 @@ def dear(monkeypatch) -> None:
     def judged(side: catching_up.CatchingUp, outcome: Outcome, worked_s: float) -> None:
         side._commits.writes = {}
         units = filter(None, map(side._state.unit, outcome.touched))
-        given = {unit.bound: 1.3 * MS / 1000 for unit in units if _is_dear(unit)}
+        slow = [unit for unit in units if _is_dear(unit)]
+        outcome.remote_s = {unit.id: 1.3 * MS / 1000 for unit in slow if unit.placed}
+        given = {unit.bound: 1.3 * MS / 1000 for unit in slow}
         with mock.patch.object(Bound, "taken_s", property(lambda bound: given.get(bound, 0.0))):
             judge(side, outcome, sum(given.values()))
 
@@ -140,6 +142,43 @@ def test_a_slow_group_holds_up_no_other(source, database, start, stay):
     assert running.book.lagging.groups == {"reports"}
     slow, quick = running.book.views.values()
     assert (slow.cursor, quick.cursor) == (CursorState.CATCHING_UP, CursorState.LEADING)
+
+
+def test_a_slow_group_on_another_worker_holds_up_no_other(
+    source, database, start, stay, monkeypatch
+):
+    """The worker's result is late by any time."""
+    results, arrived = worker_handles._Part.results, threading.Event()
+    waiting = threading.Event()
+
+    def late(part: worker_handles._Part, *batch: int):
+        if part.lagging:
+            waiting.set()
+            assert arrived.wait(PATIENCE_S)
+        return results(part, *batch)
+
+    running = start(slow_batch_ms=MS)
+    with hosted.process(running.settings, "w1") as worker:
+        worker.wait()
+
+        def there() -> None:
+            put_in_group(source, "slow", "reports")
+            hosted.place(source, "slow", worker="w1")
+
+        create(running, database, "slow", SLOW, between=there)
+        create(running, database, "quick", QUICK)
+        aside(running, source, "reports")
+        settle(running, source)
+        monkeypatch.setattr(worker_handles._Part, "results", late)
+        try:
+            for n in range(100, 120):
+                source.execute("INSERT INTO orders VALUES (%s, %s, 1)", (n, n % 3))
+                wait_until(lambda: differs(source, "quick", QUICK) == [], "the quick one is there")
+            assert waiting.wait(PATIENCE_S)
+            assert differs(source, "slow", SLOW) != []
+        finally:
+            arrived.set()
+        check(running, source, quick=QUICK, slow=SLOW)
 
 
 def test_a38_what_has_gathered_is_taken_as_one(source, database, start, stay, monkeypatch):
