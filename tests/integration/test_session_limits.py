@@ -36,9 +36,9 @@ def reset(session):
 def test_a_waiting_session_is_not_idle(session, reset, prepared):
     """Twice in one session, which answers the next statement."""
     for _ in range(2):
-        session.execute("SET idle_session_timeout = '1 s'")
+        session.execute("SET idle_session_timeout = '300 ms'")
         with pytest.raises(psycopg.errors.QueryCanceled, match="canceling wait for view"):
-            session.execute(*wait(", '2.2 s'", prepared=prepared))
+            session.execute(*wait(", '0.8 s'", prepared=prepared))
         session.execute("SET idle_session_timeout = 0")
         assert session.execute("SELECT 1").fetchone() == (1,)
 

@@ -325,7 +325,14 @@ def test_views_are_spread_and_a_worker_is_drained(engine, commander, source):
 
 
 @pytest.mark.parametrize(
-    "fault", [None, ("cp08d", "kill"), ("cp08e", "kill"), ("cp08e", "hang"), ("cp08d", "raise")]
+    "fault",
+    [
+        None,
+        pytest.param(("cp08d", "kill"), marks=pytest.mark.slow),
+        ("cp08e", "kill"),
+        pytest.param(("cp08e", "hang"), marks=pytest.mark.slow),
+        pytest.param(("cp08d", "raise"), marks=pytest.mark.slow),
+    ],
 )
 def test_a_view_moves_with_its_states(trapped, fault):
     """Its changes go on in sequence: nothing is rebuilt, even if a process dies meanwhile."""

@@ -156,7 +156,9 @@ def test_large_texts_of_any_command_cost_the_builder_no_memory(running, low, com
     assert answer(low, command, SMALL) == "00000"
 
 
-@pytest.mark.parametrize("shape", ["constants", "comment", "parentheses"])
+@pytest.mark.parametrize(
+    "shape", [pytest.param("constants", marks=pytest.mark.slow), "comment", "parentheses"]
+)
 def test_many_large_texts_cost_the_builder_no_memory(running, low, shape):
     def often() -> None:
         for _ in range(ROUNDS):
@@ -208,7 +210,11 @@ def stop_planners(running: EmbeddedEngine) -> None:
     wait_until(lambda: not planners(running), "they end")
 
 
-PLANNED = [command for command in COMMANDS if command not in ("ast", "dialect")]
+PLANNED = [
+    pytest.param(command, marks=[pytest.mark.slow] * (command not in ("create_view", "check_view")))
+    for command in COMMANDS
+    if command not in ("ast", "dialect")
+]
 """The others first have sqlglot read the text, in a process of its own."""
 
 
@@ -253,9 +259,9 @@ RESYNC = "CALL headrace.resync_view(%s)"
     ("statement", "command", "text"),
     [
         (POSTGRES, COMMANDS["check_view"], "SELECT * FROM v"),
-        (HEADRACE, COMMANDS["check_view"], "SELECT * FROM v"),
-        (HEADRACE, COMMANDS["ast"], "v"),
-        (HEADRACE, COMMANDS["advise"], "v"),
+        pytest.param(HEADRACE, COMMANDS["check_view"], "SELECT * FROM v", marks=pytest.mark.slow),
+        pytest.param(HEADRACE, COMMANDS["ast"], "v", marks=pytest.mark.slow),
+        pytest.param(HEADRACE, COMMANDS["advise"], "v", marks=pytest.mark.slow),
         (HEADRACE, RESYNC, "v"),
     ],
     ids=["of a view of Postgres", "of a view of Headrace", "ast", "advise", "resync"],
