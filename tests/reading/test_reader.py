@@ -201,34 +201,35 @@ def test_unknown_dialects(asked):
 
 def test_a_short_text_does_not_wait_for_a_long_one():
     """A long text may be cancelled while it is sent, and while it waits for another one."""
-    cancelled = threading.Event()
+    cancelled: set[str] = set()
 
     class Cancelled(Exception):
         pass
 
     def check() -> None:
-        if cancelled.is_set() and threading.current_thread() is not threading.main_thread():
+        if threading.current_thread().name in cancelled:
             raise Cancelled
 
     def parse() -> None:
         try:
             asked.read(LONG)
         except Cancelled:
-            ended.append("cancelled")
+            ended.append(threading.current_thread().name)
 
     asked, ended = TextReader(check), []
     asked.read(LONG)
     process = idle(asked._long)
     os.kill(process.pid, signal.SIGSTOP)
-    threads = [threading.Thread(target=parse) for _ in range(2)]
-    for thread in threads:
-        thread.start()
+    threads = {name: threading.Thread(target=parse, name=name) for name in ("sends", "waits")}
+    threads["sends"].start()
+    wait_until(lambda: not asked._long._pool._idle, "the process is in use")
+    threads["waits"].start()
     assert asked.read("SELECT 1").nodes[0]["kind"] == "Select"
     assert ended == []
-    cancelled.set()
-    for thread in threads:
-        thread.join()
-    assert ended == ["cancelled"] * 2
+    for name in ("waits", "sends"):
+        cancelled.add(name)
+        threads[name].join()
+    assert ended == ["waits", "sends"]
     assert process.has_exited, "its answer is not wanted"
     assert asked.read(LONG).nodes[0]["kind"] == "Select"
     asked.close()
