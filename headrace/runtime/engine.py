@@ -58,7 +58,6 @@ from headrace.runtime.retries import Retries
 from headrace.runtime.sharing import Sharing
 from headrace.runtime.state_reuse import StateReuse
 from headrace.runtime.ticker import Ticker
-from headrace.runtime.views import Unit
 from headrace.runtime.waits import PositionWaits
 from headrace.runtime.watch import Watch
 from headrace.runtime.watermark import Watermark
@@ -360,17 +359,16 @@ class Engine:
         while not self._commits.taking and (self.state.pipeline.busy or self._catching_up.busy):
             self._take()
 
-    def quiesce(self, units: Collection[Unit]) -> None:
-        """Wait until everything in flight that concerns ``units`` is committed.
+    def quiesce(self, units: Collection[int]) -> None:
+        """Wait until everything in flight that concerns ``units`` (IDs) is committed.
 
         Views that lead do not wait for the batch of a view that lags.
 
         Raises:
             TransientError: a commit failed.
         """
-        ids = {unit.id for unit in units}
         while not self._commits.taking and (
-            self.state.pipeline.busy or not ids.isdisjoint(self._catching_up.concerned)
+            self.state.pipeline.busy or not self._catching_up.concerned.isdisjoint(units)
         ):
             self._take()
 

@@ -42,7 +42,7 @@ class Intake:
         commits: Commits,
         hosts: WorkerHandles,
         drain: Callable[[], None],
-        quiesce: Callable[[Collection[Unit]], None],
+        quiesce: Callable[[Collection[int]], None],
     ) -> None:
         self._state = state
         self._watch = watch
@@ -204,7 +204,8 @@ class Intake:
         """Stop the views that cannot process the batch at the one before."""
         state = self._state
         units = [unit for unit in map(state.unit, outcome.failed) if unit is not None]
-        self._quiesce([*units, *(view for unit in units for view in state.views_of(unit))])
+        views = [view.id for unit in units for view in state.views_of(unit)]
+        self._quiesce([*outcome.failed, *views])
         for unit_id, error in outcome.failed.items():
             shared = state.subplans.get(unit_id)
             if shared is not None:

@@ -13,7 +13,7 @@ from headrace.runtime import positions, views
 from headrace.runtime.durability import Durability
 from headrace.runtime.engine_state import EngineState
 from headrace.runtime.sharing import Sharing
-from headrace.runtime.views import Unit, View
+from headrace.runtime.views import View
 from headrace.runtime.waits import PositionWaits
 from headrace.runtime.watch import Watch
 from headrace.runtime.worker_handles import WorkerHandles
@@ -45,12 +45,12 @@ class Leaving:
     _hosts: WorkerHandles
     _drain: Callable[[], None]
     """Waits until nothing is in flight."""
-    _quiesce: Callable[[Collection[Unit]], None]
-    """Waits until nothing is in flight that concerns some units."""
+    _quiesce: Callable[[Collection[int]], None]
+    """Waits until nothing is in flight that concerns units, by ID."""
 
     def leave(self, view: View) -> None:
         """Remove a view from processing; its state is that of its last txid."""
-        self._quiesce([view])
+        self._quiesce([view.id])
         view.reset()
 
     def forget(self, view_id: int) -> None:
