@@ -1,9 +1,10 @@
 """Slow commit groups: they lag on purpose, so that they do not delay the other groups.
 
 A group is slow if it takes most of the time of batches, and more than ``slow_batch_ms`` each,
-whether it computes here or on another worker, or waits for a slow link.  It lags for a while at
-least, and leads again once it is fast.  Groups with views that read the clock do not lag, because
-time passes for them without batches.
+whether it computes here or on another worker.  It lags for a while at least, and leads again once
+it is fast.  Two kinds of views do not lag on purpose, nor do their groups.  Time passes without
+batches for views that read the clock.  And a link to another machine may carry less than is
+committed; the source must wait for it, or such a view would fall behind for ever.
 """
 
 from __future__ import annotations
@@ -95,7 +96,7 @@ class SlowGroups:
     def dissolve(self) -> None:
         """Let the views of slow groups lead, once they have caught up, that cannot lag on purpose.
 
-        The log has no room, or they read the clock now.  REQUIRES: no thread works on their states.
+        The log has no room, they read the clock now, or they are on another machine.  REQUIRES: no thread works on their states.
         """
         state, lagging = self._state, self._state.lagging
         if not lagging.groups:
@@ -103,7 +104,7 @@ class SlowGroups:
         if not state.retained.appending:
             self._refuse()
         for view in state.lagging_views:
-            if view.temporal:
+            if self._must_lead(view):
                 lagging.groups.discard(view.commit_group)
 
     def _fast(self) -> list[str]:
@@ -126,7 +127,13 @@ class SlowGroups:
         live = [view for view in state.views.values() if view.live]
         others = {view.commit_group for view in live} - lagging.groups - {group}
         mine = [view for view in live if view.commit_group == group]
-        return bool(others) and not any(view.temporal for view in mine)
+        return bool(others) and not any(self._must_lead(view) for view in mine)
+
+    def _must_lead(self, view: View) -> bool:
+        """Return whether a view cannot lag on purpose."""
+        workers = {view.placed, *view.parts.values()} - {""}
+        links = [host.link for name in workers if (host := self._state.hosts.get(name))]
+        return view.temporal or any(link is not None and link.end.far for link in links)
 
     def _set_lagging(self, group: str, took_s: float, slowest: str) -> None:
         """Let a group lag from the next batch on.

@@ -189,9 +189,7 @@ class RemoteBatch:
 
     def _collect(self, part: _Part, outcome: Outcome) -> None:
         host, frames = part.host, self.frames
-        began = clock.monotonic()
         done, diffs = part.results(frames.txid, frames.attempt)
-        waited_s = clock.monotonic() - began
         host.large, host.crowded = done.large, done.crowded
         host.memory_bytes = done.memory_bytes
         if done.trouble is not None:
@@ -204,10 +202,6 @@ class RemoteBatch:
             return
         outcome.touched |= done.took_s.keys()
         outcome.remote_s |= done.took_s
-        if done.took_s:
-            # The link may be slower than the work.
-            slowest = max(done.took_s, key=done.took_s.__getitem__)
-            outcome.remote_s[slowest] = max(done.took_s[slowest], waited_s)
         outcome.diffs |= diffs
         outcome.failed |= {i: errors.from_wire(e) for i, e in done.failed.items()}
 
