@@ -96,7 +96,8 @@ class SlowGroups:
     def dissolve(self) -> None:
         """Let the views of slow groups lead, once they have caught up, that cannot lag on purpose.
 
-        The log has no room, they read the clock now, or they are on another machine.  REQUIRES: no thread works on their states.
+        The log has no room, they read the clock now, or they are on another machine now.  REQUIRES:
+        no thread works on their states.
         """
         state, lagging = self._state, self._state.lagging
         if not lagging.groups:
