@@ -358,14 +358,21 @@ class CatchingUp:
         views of a commit group that meet go on together.
         """
         state = self._state
+        slow = {s.id for s in shared if s.processed in readable}
+        if not slow:
+            return [*views, *shared]
+        lasts: dict[tuple[int, bool], int] = {}
+
+        def last(at: int, remote: bool) -> int:
+            if (at, remote) not in lasts:
+                most = self._cursors.bounded(at, reach[at], remote=remote)
+                lasts[at, remote] = min(most, at + policy.AHEAD_TXIDS)
+            return lasts[at, remote]
 
         def waits(unit: Unit) -> bool:
             at = unit.processed
-            slow = [s for s in state.needed([unit]) if s.processed in readable]
-            if at not in readable or not slow:
-                return False
-            last = self._cursors.bounded(at, reach[at], remote=bool(unit.placed))
-            return any(s.processed < min(last, at + policy.AHEAD_TXIDS) for s in slow)
+            behind = [s for s in state.needed([unit]) if s.id in slow] if at in readable else []
+            return any(s.processed < last(at, bool(unit.placed)) for s in behind)
 
         held = {(view.commit_group, view.processed) for view in views if waits(view)}
         going: list[Unit] = [v for v in views if (v.commit_group, v.processed) not in held]
