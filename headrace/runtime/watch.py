@@ -91,6 +91,8 @@ class Watch:
         self._facts: dict[int, Facts] = {}
         self._now: dict[int, Facts] = {}
         """The last facts read, by view; ``_facts`` may be an earlier state of the same."""
+        self._right_in: dict[int, VisibleXids] = {}
+        """The transactions that ``_now`` shows, of the views that ``_now`` lets continue."""
         self._found_right: dict[int, int] = {}
         """When a view was last found unchanged, by the clock of the units."""
         self._all_right = 0
@@ -297,7 +299,13 @@ class Watch:
         return [view for view in views.values() if view.owned]
 
     def _check_with(self, views: Sequence[View], xids: set[int]) -> dict[int, HeadraceError]:
-        """Run ``check`` with facts that show the committed transactions ``xids``."""
+        """Run ``check`` with facts that show the committed transactions ``xids``.
+
+        Views that were found unchanged by such facts are not checked again.
+        """
+        views = [view for view in views if not self._was_right(view, xids)]
+        if not views:
+            return {}
         until = clock.monotonic() + _VISIBLE_S
         while True:
             errors = self.check(views)
@@ -306,6 +314,10 @@ class Watch:
             if clock.monotonic() >= until:
                 raise TransientError("a transaction of the stream is not visible yet")
             clock.sleep(_LOOK_S)
+
+    def _was_right(self, view: View, xids: set[int]) -> bool:
+        snapshot = self._right_in.get(view.id)
+        return snapshot is not None and all(map(snapshot.shows, xids))
 
     def _shows(self, view: View, xids: set[int]) -> bool:
         now = self._now.get(view.id)
@@ -388,6 +400,7 @@ class Watch:
                 )
                 continue
             now = self._now[view_id] = present.of(before)
+            self._right_in.pop(view_id, None)
             still, gone = quiet[view_id], self.withdrawn
             error = fingerprint.difference(before, now, quiet=still, withdrawn=gone)
             unidentified = unidentified or fingerprint.unidentified(now)
@@ -405,6 +418,7 @@ class Watch:
             if (kept := fingerprint.followed(before, now)) is not None:
                 self._store_facts(view_id, before, kept)
             self._found_right[view_id] = at
+            self._right_in[view_id] = VisibleXids.of(now["seen"])
         if unidentified:
             self._withdraw()
         return errors
@@ -427,7 +441,7 @@ class Watch:
                 self._changed.discard(view_id)
                 self._unsure.discard(view_id)
                 self._reliances.drop(view_id)
-                for known in (self._facts, self._now, self._found_right):
+                for known in (self._facts, self._now, self._right_in, self._found_right):
                     known.pop(view_id, None)
 
     def _load(self, wanted: Iterable[int]) -> None:

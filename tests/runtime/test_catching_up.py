@@ -22,6 +22,7 @@ from headrace.runtime.log_cursor import LogCursor
 from headrace.runtime.shared import Shared
 from headrace.runtime.slow_groups import SlowGroups
 from headrace.runtime.views import Unit
+from headrace.runtime.watch import Watch
 from headrace.sql.status import CursorState
 from headrace.storage.blocks import NoRoom
 from headrace.storage.queue import Queue
@@ -522,6 +523,44 @@ def test_a_shared_subplan_takes_each_txid_by_itself(source, database, start, sta
     check(running, source, quick=QUICK, slow=slow, over=over)
     assert set(subplans) == {1}
     assert max(views) >= 10
+
+
+def test_what_a_later_look_at_the_catalog_has_shown_is_not_looked_for_again(
+    source, database, start, monkeypatch
+):
+    """Each transaction describes the table again, because it was altered.
+
+    The views share a subplan, which takes each txid by itself.
+    """
+    over = "SELECT s, count(*) AS c FROM (" + SUMS + ") x GROUP BY s"
+    running = start()
+    views = [create(running, database, n, q) for n, q in {"one": SUMS, "two": over}.items()]
+    create(running, database, "quick", QUICK)
+    test_sharing.joined(running)
+    for view in views:
+        running.on(partial(running.engine.lifecycle.pause, view))
+    for n in range(100, 130):
+        source.execute(f"ALTER TABLE orders ALTER n SET STATISTICS {n}")
+        source.execute("INSERT INTO orders VALUES (%s, %s, 1)", (n, n % 3))
+        settle(running, source)
+    check_lagging, checks, described = Watch.check_lagging, [], []
+    real = Watch._check
+
+    def counted(watch: Watch, views) -> dict:
+        checks.append(views)
+        return real(watch, views)
+
+    def noted(watch: Watch, found) -> dict:
+        described.extend(found)
+        return check_lagging(watch, found)
+
+    monkeypatch.setattr(Watch, "_check", counted)
+    monkeypatch.setattr(Watch, "check_lagging", noted)
+    for view in views:
+        running.on(partial(running.engine.lifecycle.resume, view))
+    check(running, source, one=SUMS, two=over, quick=QUICK)
+    assert len(described) >= 30
+    assert len(checks) <= 10
 
 
 def test_what_lags_is_told_by_a_row_of_the_log(source, database, start):
