@@ -234,8 +234,13 @@ class CatchingUp:
         return meeting_s
 
     def longest_s(self) -> float:
-        """Return for how long a view has been catching up, at most; slow groups do not count."""
+        """Return for how long a view has been catching up, at most; slow groups do not count.
+
+        It is negative if no batch of such a view is under way.
+        """
         state = self._state
+        if not self.busy:
+            return -math.inf
         left = (
             view.left_at
             for view in state.lagging_views
