@@ -322,15 +322,15 @@ class CatchingUp:
         taking = [unit for unit in now if isinstance(unit, View)]
         needed_now = {s.id for s in (*state.needed(now), *now)}
         needed = [s for s in shared if s.id in needed_now]
-        end = min([reach[at], *(txid for txid in behind if txid > at)])
-        end = self._last(taking, needed, at + 1, end)
+        stop = min([reach[at], *(txid for txid in behind if txid > at)])
+        end = self._last(taking, needed, at + 1, stop)
         units = [*taking, *(s for s in needed if s.processed == at)]
         placed = [unit for unit in units if unit.placed]
         last = self._cursors.bounded(at, end, remote=bool(placed))
         ends: Sequence[int] = [last]
-        if not taking and not placed and state.suspects.quiet:
+        if not taking and not placed and state.suspects.quiet and self._cursors.logged(at):
             read = [s.processed for s in needed if s.processed > at]
-            ends = range(at + 1, min(reach[at], at + policy.AHEAD_TXIDS, *read) + 1)
+            ends = range(at + 1, min(stop, at + policy.AHEAD_TXIDS, *read) + 1)
         cursor = self._cursors.at(at, end)
         remote = self._hosts.batch(placed, lagging=True)
         return _CoalescedBatch(
@@ -360,10 +360,13 @@ class CatchingUp:
         """Return the units that may go on: a shared subplan goes ahead of its readers.
 
         It processes each txid alone (Invariant 4), and its readers then write many at once.  The
-        views of a commit group that meet go on together.
+        views of a commit group that meet go on together.  So do all units that read the source:
+        one copied stream serves them, and none may miss what it has passed.
         """
         state = self._state
-        slow = {s.id for s in shared if s.processed in readable}
+        slow = {
+            s.id for s in shared if s.processed in readable and self._cursors.logged(s.processed)
+        }
         if not slow:
             return [*views, *shared]
         lasts: dict[tuple[int, bool], int] = {}
@@ -376,7 +379,9 @@ class CatchingUp:
 
         def waits(unit: Unit) -> bool:
             at = unit.processed
-            behind = [s for s in state.needed([unit]) if s.id in slow] if at in readable else []
+            if at not in readable or not self._cursors.logged(at):
+                return False
+            behind = [s for s in state.needed([unit]) if s.id in slow]
             return any(s.processed < last(at, bool(unit.placed)) for s in behind)
 
         held = {(view.commit_group, view.processed) for view in views if waits(view)}

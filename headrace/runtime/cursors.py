@@ -55,6 +55,10 @@ class Cursors:
             at: min(end, self._source.reach(at) if at in lacking else log.last) for at in positions
         }
 
+    def logged(self, at: int) -> bool:
+        """Return whether the log has the next batch after ``at``; REQUIRES: it can be read."""
+        return self._logged(at, self._state.retained.last)
+
     def bounded(self, at: int, end: int, *, remote: bool) -> int:
         """Return the last txid, up to ``end``, of a batch after ``at`` of a bounded size.
 

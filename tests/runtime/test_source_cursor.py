@@ -206,6 +206,27 @@ def test_two_views_at_different_positions_read_one_stream(source, database, star
     no_copy_is_left(source)
 
 
+def test_a_shared_subplan_and_its_readers_read_one_stream_together(source, database, start, reads):
+    """It does not go ahead of them, since the stream would have to begin anew for them."""
+    sums, over = test_sharing.SUMS, test_sharing.OVER
+    running = start(wal_retention="source")
+    create(running, database, "quick", QUICK)
+    ids = [create(running, database, name, q) for name, q in {"one": sums, "two": over}.items()]
+    between = create(running, database, "between", NAMES)
+    test_sharing.joined(running)
+    rng = random.Random(5)
+    pause(running, *ids)
+    some(running, source, rng)
+    running = behind(running, source, start, rng, [between])
+    resume(running, between, *ids)
+    equal(running, source, one=sums, two=over, between=NAMES)
+    lead(running)
+    starts = [after for where, after, _ in reads if where == "source"]
+    assert starts
+    assert len({*starts}) == len(starts), "each batch is read once"
+    no_copy_is_left(source)
+
+
 def test_a_view_that_stands_further_back_than_the_stream_has_its_turn(
     source, database, start, monkeypatch, reads
 ):
