@@ -218,16 +218,11 @@ class CatchingUp:
     def meeting_s(self) -> float:
         """Return for how many seconds at most new batches should wait."""
         state, now = self._state, clock.monotonic()
-        has = max(
-            (
-                state.least(view)
-                for view in state.lagging_views
-                if view.commit_group not in state.lagging.groups
-            ),
-            default=-math.inf,
-        )
         self._passed = self._passed.noted(self._commits.passed, now)
-        lacks, lacks_s = state.taken.txid - has, now - self._passed.since(has, now)
+        lacks = lacks_s = math.inf
+        if views := self._to_catch_up():
+            has = max(map(state.least, views))
+            lacks, lacks_s = state.taken.txid - has, now - self._passed.since(has, now)
         self._meeting, meeting_s = self._meeting.at(
             now, lacks, lacks_s, state.pipeline.inflight_max
         )
@@ -238,15 +233,14 @@ class CatchingUp:
 
         It is negative if no batch of such a view is under way.
         """
-        state = self._state
-        if not self.busy:
-            return -math.inf
-        left = (
-            view.left_at
-            for view in state.lagging_views
-            if view.left_at is not None and view.commit_group not in state.lagging.groups
-        )
+        views = self._to_catch_up() if self.busy else []
+        left = (view.left_at for view in views if view.left_at is not None)
         return clock.monotonic() - min(left, default=math.inf)
+
+    def _to_catch_up(self) -> list[View]:
+        """Return the views that lag, but not because their commit group is slow."""
+        slow = self._state.lagging.groups
+        return [view for view in self._state.lagging_views if view.commit_group not in slow]
 
     # --- progress
 
@@ -513,7 +507,7 @@ class CatchingUp:
         self._job.rewind()
         self._cursors.rewind()
         self._errors, self._retry_at, self._connected = 0, 0.0, False
-        self._slow.rewind()
+        self._slow.check_room()
         for view in list(state.views.values()):
             if not view.live:
                 continue
@@ -559,8 +553,8 @@ class CatchingUp:
         if self.busy:
             return
         self._slow.end(clock.monotonic())
-        for view in state.lagging_views:
-            if view.commit_group not in state.lagging.groups and state.has_all([view]):
+        for view in self._to_catch_up():
+            if state.has_all([view]):
                 view.turn(CursorState.LEADING)
                 self._meeting = self._meeting.met()
                 self._poke()  # a caller may wait for that

@@ -55,8 +55,8 @@ class SlowGroups:
         for group in {view.commit_group for view in views} & self._state.lagging.groups:
             self._stays[group] = self._stays[group].begin_again(now)
 
-    def rewind(self) -> None:
-        """Let no group lag in the next stream if the log has no room."""
+    def check_room(self) -> None:
+        """Let no group lag if the log has no room."""
         if self._state.lagging.groups and not self._state.retained.appending:
             self._refuse()
 
@@ -99,14 +99,10 @@ class SlowGroups:
         The log has no room, they read the clock now, or they are on another machine now.  REQUIRES:
         no thread works on their states.
         """
-        state, lagging = self._state, self._state.lagging
-        if not lagging.groups:
-            return
-        if not state.retained.appending:
-            self._refuse()
-        for view in state.lagging_views:
-            if self._must_lead(view):
-                lagging.groups.discard(view.commit_group)
+        self.check_room()
+        groups = self._state.lagging.groups
+        if groups:
+            groups -= {v.commit_group for v in self._state.lagging_views if self._must_lead(v)}
 
     def _fast(self) -> list[str]:
         """Return the slow groups that lack no batch."""
@@ -132,9 +128,11 @@ class SlowGroups:
 
     def _must_lead(self, view: View) -> bool:
         """Return whether a view cannot lag on purpose."""
-        workers = {view.placed, *view.parts.values()} - {""}
-        links = [host.link for name in workers if (host := self._state.hosts.get(name))]
-        return view.temporal or any(link is not None and link.end.far for link in links)
+        if view.temporal or not (view.placed or view.parts):
+            return view.temporal
+        hosts = map(self._state.hosts.get, {view.placed, *view.parts.values()})
+        links = [host.link for host in hosts if host is not None]
+        return any(link is not None and link.end.far for link in links)
 
     def _set_lagging(self, group: str, took_s: float, slowest: str) -> None:
         """Let a group lag from the next batch on.

@@ -91,8 +91,8 @@ class Watch:
         self._facts: dict[int, Facts] = {}
         self._now: dict[int, Facts] = {}
         """The last facts read, by view; ``_facts`` may be an earlier state of the same."""
-        self._right_in: dict[int, VisibleXids] = {}
-        """The transactions that ``_now`` shows, of the views that ``_now`` lets continue."""
+        self._right: set[int] = set()
+        """Views that ``_now`` lets continue."""
         self._found_right: dict[int, int] = {}
         """When a view was last found unchanged, by the clock of the units."""
         self._all_right = 0
@@ -266,12 +266,17 @@ class Watch:
     def check_lagging(self, found: Sequence[Description]) -> dict[int, HeadraceError]:
         """Return the errors of views that lag and cannot take the rows after these descriptions.
 
+        Views that were found unchanged by facts that show these transactions are not checked again.
+        These are facts of this server, since the leading views have met the descriptions before.
+
         Raises:
             TransientError: as ``described``.
         """
         lagging = {view.id for view in self._state.lagging_views}
         views = [view for view in self._described_by(found) if view.id in lagging]
-        return self._check_with(views, {d.xid for d in found})
+        xids = {description.xid for description in found}
+        unsure = [v for v in views if v.id not in self._right or not self._shows(v, xids)]
+        return self._check_with(unsure, xids) if unsure else {}
 
     def _described_by(self, found: Sequence[Description]) -> list[View]:
         """Return the owned views that read the tables of these descriptions."""
@@ -299,13 +304,7 @@ class Watch:
         return [view for view in views.values() if view.owned]
 
     def _check_with(self, views: Sequence[View], xids: set[int]) -> dict[int, HeadraceError]:
-        """Run ``check`` with facts that show the committed transactions ``xids``.
-
-        Views that were found unchanged by such facts are not checked again.
-        """
-        views = [view for view in views if not self._was_right(view, xids)]
-        if not views:
-            return {}
+        """Run ``check`` with facts that show the committed transactions ``xids``."""
         until = clock.monotonic() + _VISIBLE_S
         while True:
             errors = self.check(views)
@@ -314,10 +313,6 @@ class Watch:
             if clock.monotonic() >= until:
                 raise TransientError("a transaction of the stream is not visible yet")
             clock.sleep(_LOOK_S)
-
-    def _was_right(self, view: View, xids: set[int]) -> bool:
-        snapshot = self._right_in.get(view.id)
-        return snapshot is not None and all(map(snapshot.shows, xids))
 
     def _shows(self, view: View, xids: set[int]) -> bool:
         now = self._now.get(view.id)
@@ -394,13 +389,13 @@ class Watch:
         unidentified = False
         for view in wanted:
             view_id, before = view.id, self._facts.get(view.id)
+            self._right.discard(view_id)
             if before is None or present is None:
                 errors[view_id] = StateDamaged(
                     "the record of the view's dependencies is missing", hint=RESYNC
                 )
                 continue
             now = self._now[view_id] = present.of(before)
-            self._right_in.pop(view_id, None)
             still, gone = quiet[view_id], self.withdrawn
             error = fingerprint.difference(before, now, quiet=still, withdrawn=gone)
             unidentified = unidentified or fingerprint.unidentified(now)
@@ -418,7 +413,7 @@ class Watch:
             if (kept := fingerprint.followed(before, now)) is not None:
                 self._store_facts(view_id, before, kept)
             self._found_right[view_id] = at
-            self._right_in[view_id] = VisibleXids.of(now["seen"])
+            self._right.add(view_id)
         if unidentified:
             self._withdraw()
         return errors
@@ -440,8 +435,9 @@ class Watch:
             if view_id not in wanted:
                 self._changed.discard(view_id)
                 self._unsure.discard(view_id)
+                self._right.discard(view_id)
                 self._reliances.drop(view_id)
-                for known in (self._facts, self._now, self._right_in, self._found_right):
+                for known in (self._facts, self._now, self._found_right):
                     known.pop(view_id, None)
 
     def _load(self, wanted: Iterable[int]) -> None:
