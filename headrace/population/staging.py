@@ -66,6 +66,12 @@ class Staging:
                 if error.errno not in (errno.ENOENT, errno.ENOTEMPTY):
                     raise
 
+    def take(self, draft: Staging) -> None:
+        """Replace the contents by those of a complete draft; a kill may leave neither here."""
+        self.remove()
+        draft.path.rename(self.path)
+        durable.sync(self.path.parent)
+
     # --- written by tasks
 
     def write_state(self, part: str, states: Mapping[str, Pieces]) -> None:
@@ -177,6 +183,15 @@ def of_view(staging_dir: Path, view_id: int) -> Staging:
     if view_id <= 0:
         raise BugError(f"view id {view_id}")
     return Staging(staging_dir / str(view_id))
+
+
+def draft(staging_dir: Path, view_id: int) -> Staging:
+    """Return the directory in which a move of a view stages its states, for ``Staging.take``.
+
+    Until the states are complete, the view's own directory may have those of an earlier move, which
+    a worker has yet to load.
+    """
+    return Staging(of_view(staging_dir, view_id).path.with_suffix(".draft"))
 
 
 def sealed(staging_dir: Path) -> list[int]:

@@ -141,16 +141,19 @@ def _shipped(
     the view is at its new place, as soon as that worker can be reached.
     """
     staged = staging.of_view(context.settings.staging_dir, view.id)
+    draft = staging.draft(context.settings.staging_dir, view.id)
     said = {"view_id": view.id, "job": job.name}
     context.live[view.id] = job
-    moved, where = False, "there"
+    taken, moved, where = False, False, "there"
     try:
         context.worker.call("hold", {"job": job.name}, job)
         job.phase("moving")
-        staged.make()
-        facts = context.worker.call("move", {**said, "path": str(staged.moved)}, job)
+        draft.make()
+        facts = context.worker.call("move", {**said, "path": str(draft.moved)}, job)
         if facts is not None:
-            staged.seal(facts)
+            draft.seal(facts)
+            staged.take(draft)
+            taken = True
             faults.point(faults.MOVE_STAGED)
             _say(context, job, view, wanted, parts)
             moved, where = True, "later"
@@ -162,7 +165,9 @@ def _shipped(
             moved = where != "lost"
         return moved
     finally:
-        if not moved or where == "there":
+        draft.remove()
+        # Otherwise it may have the states of an earlier move that was interrupted.
+        if taken and (not moved or where == "there"):
             staged.remove()
         context.live.pop(view.id, None)
         with contextlib.suppress(HeadraceError):
