@@ -62,7 +62,7 @@ from headrace.runtime.shared import Shared
 from headrace.runtime.single_job import SingleJob
 from headrace.runtime.slow_groups import SlowGroups
 from headrace.runtime.views import Unit, View
-from headrace.runtime.watch import Watch
+from headrace.runtime.watch import TableFacts, Watch
 from headrace.runtime.worker_handles import RemoteBatch, WorkerHandles
 from headrace.runtime.writing import SinkThread
 from headrace.sql.status import CursorState
@@ -106,14 +106,14 @@ class _CoalescedBatch:
         """The last txid of all steps."""
         return self.steps[-1][0]
 
-    def run(self, processor: Processor, types: Types) -> list[Result]:
+    def run(self, processor: Processor, types: Types, facts: TableFacts) -> list[Result]:
         """Process some of the steps, at least the first; on the thread of lagging views."""
         away = {unit.id for unit in self.remote.units}
         here = [view for view in self.views if view.id not in away]
         needed = [shared for shared in self.needed if shared.id not in away]
         done: list[Result] = []
         for last, attempt in self.steps:
-            frames, batch = self.cursor.read(last, attempt, types)
+            frames, batch = self.cursor.read(last, attempt, types, facts)
             outcome = self.remote.run(processor, here, frames, needed)
             done.append((outcome, batch))
             if outcome.failed or clock.monotonic() - self.begun > _TURN_S:
@@ -284,9 +284,10 @@ class CatchingUp:
         self._concerned = frozenset(u.id for u in (*coalesced.units, *coalesced.needed))
         types = types_of([unit.own for unit in coalesced.units])
         self._coalesced = coalesced
-        readers = (view for unit in coalesced.units for view in state.views_of(unit))
-        self._watched = any(self._watch.definitions(view) for view in readers)
-        self._future = self._thread.submit(coalesced.run, self._processor, types)
+        readers = {view.id: view for unit in coalesced.units for view in state.views_of(unit)}
+        self._watched = any(self._watch.definitions(view) for view in readers.values())
+        facts = self._watch.table_facts(readers)
+        self._future = self._thread.submit(coalesced.run, self._processor, types, facts)
         self._future.add_done_callback(lambda _: self._poke())
 
     def _altered(self, units: Iterable[Unit]) -> dict[int, HeadraceError]:

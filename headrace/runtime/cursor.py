@@ -19,7 +19,7 @@ from headrace.kernels.pgoutput import Changes, Decoder
 from headrace.postgres.numbering import Observation
 from headrace.runtime.columns import Columns, Description, Types
 from headrace.runtime.incoming import StreamFrames
-from headrace.runtime.watch import Watch
+from headrace.runtime.watch import TableFacts, Watch
 
 OnEngine = Callable[[Callable[[], Any]], Any]
 """Runs a function on the engine's thread, and returns its result."""
@@ -35,14 +35,18 @@ class Cursor(ABC):
         self._decoder: Final = Decoder()
         self._tables: Final = _Tables(watch, on_engine)
 
-    def read(self, last: int, attempt: int, types: Types) -> tuple[StreamFrames, Batch]:
+    def read(
+        self, last: int, attempt: int, types: Types, facts: TableFacts
+    ) -> tuple[StreamFrames, Batch]:
         """Return the rows of the txids up to ``last`` as those of one txid, and their batch.
 
-        REQUIRES: they can be read, and the frames are read to the end.
+        ``facts``: what is known of the tables that the views read which take the rows.  REQUIRES:
+        the txids can be read, and the frames are read to the end.
 
         Raises:
             TransientError: they cannot be read here any more.
         """
+        self._tables.facts = facts
         whole = Batch(first=self.txid + 1)
         for batch in self._batches(last):
             append(whole, batch)
@@ -72,17 +76,25 @@ def append(whole: Batch, batch: Batch) -> None:
 
 
 class _Tables:
-    """The descriptions of tables that one cursor has read; see ``incoming.Describer``."""
+    """The descriptions of tables that one cursor has read; see ``incoming.Describer``.
+
+    The engine's thread is busy with the views that lead, so it is only asked about transactions
+    that ``facts`` do not show.
+    """
 
     def __init__(self, watch: Watch, on_engine: OnEngine) -> None:
+        self.facts = TableFacts()
         self._watch: Final = watch
         self._on_engine: Final = on_engine
         self._columns: Final = Columns(self._observe)
 
     def described(self, found: Sequence[Description]) -> dict[int, HeadraceError]:
         self._columns.describe(found)
-        errors: dict[int, HeadraceError] = self._on_engine(
-            partial(self._watch.check_lagging, found)
+        if self.facts.show({description.xid for description in found}):
+            return {}
+        errors: dict[int, HeadraceError]
+        errors, self.facts = self._on_engine(
+            partial(self._watch.check_lagging, found, self.facts.views)
         )
         return errors
 
@@ -90,6 +102,8 @@ class _Tables:
         return self._columns.numbered(changes, xid, read)
 
     def _observe(self, table: int, xid: int) -> Iterable[Observation]:
+        if self.facts.show({xid}):
+            return self.facts.observations(table)
         found: list[Observation] = self._on_engine(
             lambda: list(self._watch.observations(table, xid))
         )

@@ -83,6 +83,27 @@ Follow = Callable[[Sequence[Difference], Collection[int]], Following]
 """Adapts views to changed members (``partitions.py``); the ids: views that are about to stop."""
 
 
+@dataclass(frozen=True, slots=True)
+class TableFacts:
+    """What the catalog has shown of the tables that some views read; for any thread."""
+
+    views: tuple[int, ...] = ()
+    """IDs of these views."""
+    snapshots: tuple[VisibleXids, ...] = ()
+    """Snapshots at which all of them were found unchanged; empty if one was not."""
+    facts: tuple[Facts, ...] = ()
+
+    def show(self, xids: Collection[int]) -> bool:
+        """Return whether the views are unchanged by transactions ``xids``, which committed."""
+        snapshots = self.snapshots
+        return bool(snapshots) and all(seen.shows(xid) for seen in snapshots for xid in xids)
+
+    def observations(self, table: int) -> Iterator[Observation]:
+        """Yield the columns of a table as each of the facts has them."""
+        for facts in self.facts:
+            yield from fingerprint.observations(facts, table)
+
+
 class Watch:
     """The facts that the views of one engine rely on; every method runs on the engine's thread."""
 
@@ -263,11 +284,14 @@ class Watch:
         self._columns.describe(found)
         return self._check_with(self._described_by(found), {d.xid for d in found})
 
-    def check_lagging(self, found: Sequence[Description]) -> dict[int, HeadraceError]:
+    def check_lagging(
+        self, found: Sequence[Description], takers: Collection[int]
+    ) -> tuple[dict[int, HeadraceError], TableFacts]:
         """Return the errors of views that lag and cannot take the rows after these descriptions.
 
         Views that were found unchanged by facts that show these transactions are not checked again.
         These are facts of this server, since the leading views have met the descriptions before.
+        The facts of ``takers``, the views that take the rows (IDs), are returned as well.
 
         Raises:
             TransientError: as ``described``.
@@ -276,7 +300,16 @@ class Watch:
         views = [view for view in self._described_by(found) if view.id in lagging]
         xids = {description.xid for description in found}
         unsure = [v for v in views if v.id not in self._right or not self._shows(v, xids)]
-        return self._check_with(unsure, xids) if unsure else {}
+        errors = self._check_with(unsure, xids) if unsure else {}
+        return errors, self.table_facts(takers)
+
+    def table_facts(self, views: Collection[int]) -> TableFacts:
+        """Return the facts of the tables that ``views`` (IDs) read, for other threads."""
+        both = [facts[i] for i in views for facts in (self._facts, self._now) if i in facts]
+        if not all(i in self._right for i in views):
+            return TableFacts(tuple(views), (), tuple(both))
+        seen = {self._now[view_id]["seen"] for view_id in views}
+        return TableFacts(tuple(views), tuple(map(VisibleXids.of, seen)), tuple(both))
 
     def _described_by(self, found: Sequence[Description]) -> list[View]:
         """Return the owned views that read the tables of these descriptions."""

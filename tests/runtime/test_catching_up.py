@@ -16,7 +16,7 @@ import pytest
 
 from headrace.forwarder import policy
 from headrace.process.bounds import Bound
-from headrace.runtime import catching_up, insight, worker_handles
+from headrace.runtime import catching_up, cursor, insight, worker_handles
 from headrace.runtime.batches import Outcome
 from headrace.runtime.log_cursor import LogCursor
 from headrace.runtime.shared import Shared
@@ -543,24 +543,30 @@ def test_what_a_later_look_at_the_catalog_has_shown_is_not_looked_for_again(
         source.execute(f"ALTER TABLE orders ALTER n SET STATISTICS {n}")
         source.execute("INSERT INTO orders VALUES (%s, %s, 1)", (n, n % 3))
         settle(running, source)
-    check_lagging, checks, described = Watch.check_lagging, [], []
-    real = Watch._check
+    checks, asked, described = [], [], []
+    look, ask, describe = Watch._check, Watch.check_lagging, cursor._Tables.described
 
-    def counted(watch: Watch, views) -> dict:
+    def checked(watch: Watch, views) -> dict:
         checks.append(views)
-        return real(watch, views)
+        return look(watch, views)
 
-    def noted(watch: Watch, found) -> dict:
+    def asked_for(watch: Watch, found, takers):
+        asked.append(found)
+        return ask(watch, found, takers)
+
+    def noted(tables: cursor._Tables, found) -> dict:
         described.extend(found)
-        return check_lagging(watch, found)
+        return describe(tables, found)
 
-    monkeypatch.setattr(Watch, "_check", counted)
-    monkeypatch.setattr(Watch, "check_lagging", noted)
+    monkeypatch.setattr(Watch, "_check", checked)
+    monkeypatch.setattr(Watch, "check_lagging", asked_for)
+    monkeypatch.setattr(cursor._Tables, "described", noted)
     for view in views:
         running.on(partial(running.engine.lifecycle.resume, view))
     check(running, source, one=SUMS, two=over, quick=QUICK)
     assert len(described) >= 30
     assert len(checks) <= 10
+    assert len(asked) <= 10, "the engine's thread is asked although the facts are known"
 
 
 def test_what_lags_is_told_by_a_row_of_the_log(source, database, start):
