@@ -29,7 +29,12 @@ _COALESCED_BYTES: Final = 4 << 20
 """Maximum bytes of a coalesced batch, except for a single txid; commands wait for its end."""
 _COALESCED_REMOTE_BYTES: Final = 1 << 18
 """The same if it goes to another worker, whose link may be slow."""
-_COALESCED_TXIDS: Final = 1_000
+COALESCED_TXIDS: Final = 1_000
+"""Maximum number of txids of a coalesced batch."""
+_COALESCED_S: Final = 0.5
+"""Longest time that a coalesced batch should take."""
+_SAVES: Final = 0.75
+"""Half as many txids are worth it if a batch then takes this share of the time, at most."""
 AHEAD_TXIDS: Final = 100
 """Batches by which a shared subplan goes ahead of a reader that lags, which writes them at once."""
 _SLOW_TIMES: Final = 2
@@ -125,14 +130,20 @@ def may_read_ahead(moved: int, *, has_room: bool, reads_clock: bool) -> bool:
 
 
 def last_coalesced(
-    after: int, end: int, bytes_after: Callable[[int], int], *, remote: bool = False
+    after: int,
+    end: int,
+    bytes_after: Callable[[int], int],
+    txids_max: int = COALESCED_TXIDS,
+    *,
+    remote: bool = False,
 ) -> int:
     """Return the last txid of a coalesced batch after ``after``: the next one, or up to ``end``.
 
-    ``bytes_after``: bytes in the log after a txid.  ``remote``: it goes to another worker.
+    ``bytes_after``: bytes in the log after a txid.  ``txids_max``: see ``CoalescedSizes``.
+    ``remote``: it goes to another worker.
     """
     bytes_max = _COALESCED_REMOTE_BYTES if remote else _COALESCED_BYTES
-    low, high = after + 1, min(end, after + _COALESCED_TXIDS)
+    low, high = after + 1, min(end, after + txids_max)
     while low < high:
         middle = (low + high + 1) // 2
         if bytes_after(after) - bytes_after(middle) <= bytes_max:
@@ -140,6 +151,35 @@ def last_coalesced(
         else:
             high = middle - 1
     return low
+
+
+@dataclass(frozen=True, slots=True)
+class CoalescedSize:
+    """The number of txids in a coalesced batch of one view, so that it takes half a second.
+
+    Commands wait for the end of a batch, and a slow group is as late as its batches take.  Where
+    the time hardly depends on the number, as for a window over one large partition, the number is
+    not reduced: otherwise the view would never catch up.
+    """
+
+    txids: int = COALESCED_TXIDS
+    least: int = 1
+    """Number below which a batch takes hardly less time."""
+    halved_s: float = 0.0
+    """Seconds of a batch of twice as many, if the number was just halved."""
+
+    def took(self, txids: int, seconds: float) -> CoalescedSize:
+        """Return the size after a batch of ``txids`` took ``seconds``."""
+        if txids < self.txids and seconds <= _COALESCED_S:
+            return self  # it would have had more, if there had been more
+        if self.halved_s and seconds > _SAVES * self.halved_s:
+            whole = min(2 * self.txids, COALESCED_TXIDS)
+            return CoalescedSize(whole, whole)
+        if seconds > _COALESCED_S and txids > self.least:
+            return CoalescedSize(max(txids // 2, self.least), self.least, seconds)
+        if seconds < _COALESCED_S / 4:
+            return CoalescedSize(min(2 * self.txids, COALESCED_TXIDS))
+        return CoalescedSize(self.txids, self.least)
 
 
 def slow_group(seconds: Mapping[str, float], limit_s: float) -> str | None:

@@ -321,7 +321,8 @@ class CatchingUp:
         end = self._last(taking, needed, at + 1, stop)
         units = [*taking, *(s for s in needed if s.processed == at)]
         placed = [unit for unit in units if unit.placed]
-        last = self._cursors.bounded(at, end, remote=bool(placed))
+        size = min(unit.coalesced.txids for unit in units)
+        last = self._cursors.bounded(at, end, size, remote=bool(placed))
         ends: Sequence[int] = [last]
         if not taking and not placed and state.suspects.quiet and self._cursors.logged(at):
             read = [s.processed for s in needed if s.processed > at]
@@ -449,6 +450,8 @@ class CatchingUp:
         now = clock.monotonic()
         worked_s = now - coalesced.begun
         self._turns = self._turns.took(self._waiting, coalesced.target_s, worked_s)
+        for unit in coalesced.units if len(coalesced.steps) == 1 else ():
+            unit.coalesced = unit.coalesced.took(coalesced.last - coalesced.first + 1, worked_s)
         for outcome, batch in done:
             self._lateness.processed(outcome, worked_s / len(done), coalesced.views)
             if worked_s >= self._state.settings.slow_batch_ms / 1000:

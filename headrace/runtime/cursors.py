@@ -59,14 +59,17 @@ class Cursors:
         """Return whether the log has the next batch after ``at``; REQUIRES: it can be read."""
         return self._logged(at, self._state.retained.last)
 
-    def bounded(self, at: int, end: int, *, remote: bool) -> int:
+    def bounded(
+        self, at: int, end: int, txids: int = policy.COALESCED_TXIDS, *, remote: bool
+    ) -> int:
         """Return the last txid, up to ``end``, of a batch after ``at`` of a bounded size.
 
-        ``remote``: it goes to another worker.
+        ``txids``: maximum number of txids.  ``remote``: it goes to another worker.
         """
         if self._logged(at, end):
-            return policy.last_coalesced(at, end, self._state.retained.bytes_after, remote=remote)
-        return policy.last_coalesced(at, end, _none)  # few batches of a copied stream wait
+            size = self._state.retained.bytes_after
+            return policy.last_coalesced(at, end, size, txids, remote=remote)
+        return policy.last_coalesced(at, end, _none, txids)  # few batches of a copied stream wait
 
     def at(self, at: int, end: int) -> Cursor:
         """Return the cursor that stands at a position.  REQUIRES: it can read a batch."""

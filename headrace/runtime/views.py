@@ -27,6 +27,7 @@ from headrace.config import Settings
 from headrace.errors import RESYNC, BugError, HeadraceError, StateDamaged, UndefinedError
 from headrace.expressions.pool import Pool
 from headrace.expressions.remote import RemoteEvaluator
+from headrace.forwarder.policy import CoalescedSize
 from headrace.postgres import tokens
 from headrace.process import bounds
 from headrace.process.bounds import Bound, Limits
@@ -105,6 +106,8 @@ class Unit:
     """Limits for one txid that differ from the settings (``bounds.NAMES``)."""
     brief: bool = field(default=False, kw_only=True)
     """Whether its dataflow had little to do in the last txid."""
+    coalesced: CoalescedSize = field(default_factory=CoalescedSize, kw_only=True)
+    """The size of its batches while it lags."""
     bound: Bound | None = field(default=None, kw_only=True)
     """The bound that it works under; set at its first use."""
     placed: str = field(default="", kw_only=True)

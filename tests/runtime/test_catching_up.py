@@ -445,7 +445,7 @@ def test_no_other_view_notices_a_view_on_a_worker_that_catches_up(
 
 def test_a41_the_latency_decides_who_runs_first(source, database, start, monkeypatch):
     """Two groups are equally far behind; the one that may be less late has its batches first."""
-    monkeypatch.setattr(policy, "_COALESCED_TXIDS", 1)
+    monkeypatch.setattr(policy, "COALESCED_TXIDS", 1)
     running = start()
     queries = {"one": QUICK, "two": SUMS}
     ids = {

@@ -116,7 +116,7 @@ def test_a_coalesced_batch_is_as_large_as_its_bytes_allow(sizes, data):
 @given(st.integers(0, 1 << 40), st.integers(1, 1 << 40))
 def test_a_coalesced_batch_has_a_limited_number_of_txids(after, waiting):
     last = policy.last_coalesced(after, after + waiting, lambda _: 0)
-    assert last - after == min(waiting, policy._COALESCED_TXIDS)
+    assert last - after == min(waiting, policy.COALESCED_TXIDS)
 
 
 @given(
@@ -321,3 +321,36 @@ def test_no_pause_after_failures_is_unbounded(longest_s):
     assert pauses[0] == 0.2
     assert all(a <= b <= min(2 * a, longest_s) for a, b in itertools.pairwise(pauses[:100]))
     assert pauses[-1] == longest_s
+
+
+def coalesced(fixed_s: float, txid_s: float, batches: int) -> list[tuple[int, float]]:
+    """Return the txids and seconds of the batches of a view that is far behind."""
+    size, taken = policy.CoalescedSize(), []
+    for _ in range(batches):
+        taken.append((size.txids, fixed_s + size.txids * txid_s))
+        size = size.took(*taken[-1])
+    return taken
+
+
+@given(st.floats(0.0, 0.1), st.floats(1e-5, 0.3))
+def test_coalesced_batches_take_half_a_second(fixed_s, txid_s):
+    later = coalesced(fixed_s, txid_s, 60)[20:]
+    assert all(seconds <= 0.5 or txids == 1 for txids, seconds in later)
+    assert all(seconds >= 0.1 or txids == 1_000 for txids, seconds in later)
+
+
+@given(st.floats(0.0, 30.0), st.floats(1e-6, 0.1))
+def test_smaller_batches_let_no_view_fall_behind(fixed_s, txid_s):
+    """Also if the time of a batch hardly depends on its size."""
+    taken = coalesced(fixed_s, txid_s, 200)
+    txids, seconds = map(sum, zip(*taken, strict=True))
+    first_s = taken[0][1]
+    assert seconds - 20 * first_s <= 3.5 * txids / 1_000 * first_s
+
+
+@given(st.lists(st.tuples(st.integers(1, 1_000), st.floats(0.0, 100.0)), max_size=50))
+def test_the_size_of_a_coalesced_batch_stays_within_its_bounds(batches):
+    size = policy.CoalescedSize()
+    for txids, seconds in batches:
+        size = size.took(min(txids, size.txids), seconds)
+        assert 1 <= size.least <= size.txids <= 1_000
