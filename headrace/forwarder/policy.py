@@ -143,7 +143,7 @@ def last_coalesced(
     ``remote``: it goes to another worker.
     """
     bytes_max = _COALESCED_REMOTE_BYTES if remote else _COALESCED_BYTES
-    low, high = after + 1, min(end, after + txids_max)
+    low, high = after + 1, min(end, after + min(txids_max, COALESCED_TXIDS))
     while low < high:
         middle = (low + high + 1) // 2
         if bytes_after(after) - bytes_after(middle) <= bytes_max:
