@@ -40,7 +40,7 @@ class Cursor(ABC):
     ) -> tuple[StreamFrames, Batch]:
         """Return the rows of the txids up to ``last`` as those of one txid, and their batch.
 
-        ``facts``: what is known of the tables that the views read which take the rows.  REQUIRES:
+        ``facts``: those of the tables that are read by the views that take the rows.  REQUIRES:
         the txids can be read, and the frames are read to the end.
 
         Raises:

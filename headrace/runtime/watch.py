@@ -85,7 +85,7 @@ Follow = Callable[[Sequence[Difference], Collection[int]], Following]
 
 @dataclass(frozen=True, slots=True)
 class TableFacts:
-    """What the catalog has shown of the tables that some views read; for any thread."""
+    """The facts of the catalog about the tables that some views read; for any thread."""
 
     views: tuple[int, ...] = ()
     """IDs of these views."""

@@ -1,4 +1,4 @@
-"""Moves of a view's states: what an interrupted one leaves is not touched by the next."""
+"""Moves of states: a move leaves those of an earlier, interrupted one as they are."""
 
 from __future__ import annotations
 
