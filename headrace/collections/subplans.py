@@ -166,6 +166,20 @@ def over_feeds(whole: p.PhysicalPlan, feeds: Iterable[str]) -> p.PhysicalPlan:
     return p.PhysicalPlan(tuple(nodes))
 
 
+def feeds(whole: p.PhysicalPlan, parts: Mapping[str, str], top: str) -> list[str]:
+    """Return the parts that the part with the last node ``top`` reads, by their last nodes.
+
+    ``parts``: worker by last node.  A part computes nodes of other parts on its worker itself.
+    """
+    others = {node for node, worker in parts.items() if worker != parts[top]}
+    return largest(subplan(whole, top), others)
+
+
+def part(whole: p.PhysicalPlan, parts: Mapping[str, str], top: str) -> p.PhysicalPlan:
+    """Return the plan that a part computes, over the parts that it reads."""
+    return over_feeds(subplan(whole, top), feeds(whole, parts, top))
+
+
 def _needed(whole: p.PhysicalPlan, tops: list[str], fed: Iterable[str]) -> set[str]:
     """Return ``tops`` and the nodes that they are computed from, not below ``fed``."""
     needed: set[str] = set()

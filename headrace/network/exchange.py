@@ -12,18 +12,18 @@ import pyarrow as pa
 from pyarrow import flight
 
 from headrace.network.messages import (
-    BatchDone,
     Bye,
     FromWorker,
     MessageLost,
     Numbered,
+    StageDone,
     UnitDiffs,
     from_worker,
 )
 from headrace.network.sender import Sender
 
-Results = tuple[BatchDone, dict[int, pa.RecordBatch]]
-"""Result of a batch, and the diffs by unit."""
+Results = tuple[StageDone, dict[int, pa.RecordBatch]]
+"""Result of a stage of a batch, and the diffs by unit."""
 
 
 class Exchange:
@@ -70,7 +70,7 @@ class Exchange:
             thread.join()
 
     def result(self, txid: int, attempt: int) -> Results | None:
-        """Return the result of a batch and drop earlier ones; None: it has not come."""
+        """Return the next result of a batch and drop earlier batches'; None: it has not come."""
         with self._lock:
             while self._done:
                 done, diffs = self._done.popleft()
@@ -95,7 +95,7 @@ class Exchange:
                 if isinstance(word, UnitDiffs):
                     assert batch is not None, "they are behind it"
                     diffs.setdefault(word.unit, []).append(batch)
-                elif isinstance(word, BatchDone):
+                elif isinstance(word, StageDone):
                     self._finish(word, diffs)
                     diffs = {}
                 self._hear(word)
@@ -108,7 +108,7 @@ class Exchange:
             self._die(str(error))
         self.sender.end()
 
-    def _finish(self, word: BatchDone, diffs: dict[int, list[pa.RecordBatch]]) -> None:
+    def _finish(self, word: StageDone, diffs: dict[int, list[pa.RecordBatch]]) -> None:
         came = {unit: sum(part.num_rows for part in parts) for unit, parts in diffs.items()}
         if came != word.rows:
             raise MessageLost(f"got {came} of the rows {word.rows} of txid {word.txid}")

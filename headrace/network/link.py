@@ -182,7 +182,7 @@ class FlightLink:
         return joined
 
     def results(self, txid: int, attempt: int, *, lagging: bool = False) -> Results:
-        """Wait for the result of a batch and return it.
+        """Wait for the next result of a batch and return it.
 
         ``lagging``: the batch was sent over the exchange of units that lag.
 

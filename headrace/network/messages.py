@@ -7,7 +7,8 @@ other number than the next, a message was lost or duplicated.
 
 The coordinator sends for each txid, in this order:
 
-    BeginBatch ─► TableRows … ─► EndBatch      answered by UnitDiffs … and BatchDone
+    BeginBatch ─► TableRows … ─► EndStage      answered by UnitDiffs … and StageDone
+                ─► FeedRows … ─► EndStage      the same, for units that read the output of others
 
 Other messages deploy and drop units, and make their states durable.  An exchange keeps the order of
 messages, so each applies to the state after all earlier ones.  Batches of units that lag go over a
@@ -29,9 +30,9 @@ Mark = tuple[int, int, int]
 Commits = dict[int, list[int]]
 """Txids that were committed to the result tables since the last message, by unit."""
 
-PROTOCOL: Final = b"headrace units 4"
+PROTOCOL: Final = b"headrace units 5"
 """Descriptor of the exchange; the worker refuses any other version."""
-LAGGING: Final = b"headrace lagging units 4"
+LAGGING: Final = b"headrace lagging units 5"
 """Descriptor of the exchange for batches of units that lag."""
 
 _ALIGN: Final = 64
@@ -57,6 +58,8 @@ class UnitRecord(msgspec.Struct, frozen=True):
     limits: dict[str, int]
     name: str = ""
     """For the log."""
+    feeds: dict[str, int] = {}
+    """Nodes whose rows other units compute: ID of each."""
 
 
 class Greeting(msgspec.Struct, tag=True):
@@ -125,7 +128,8 @@ class BeginBatch(msgspec.Struct, tag=True):
     instant: int
     """See ``runtime.incoming.Frames``, as for ``oldest_us``."""
     oldest_us: int
-    units: list[int]
+    stages: list[list[int]]
+    """Units by stage; all that a unit reads is complete at the end of its stage."""
     commits: Commits
 
 
@@ -135,15 +139,23 @@ class TableRows(msgspec.Struct, tag=True):
     table_oid: int
 
 
-class EndBatch(msgspec.Struct, tag=True):
-    """End a batch: all its changes were sent, ``rows`` in number (T-29)."""
+class FeedRows(msgspec.Struct, tag=True):
+    """Output of a unit, which other units of the batch read, in the Arrow batch after it."""
+
+    unit: int
+
+
+class EndStage(msgspec.Struct, tag=True):
+    """End a stage of a batch: what its units read was sent, ``rows`` since the last end (T-29)."""
 
     txid: int
     rows: int
+    failed: dict[int, dict[str, Any]] = {}
+    """Errors (``errors.to_wire``) of units whose output is missing; their readers fail."""
 
 
 class AbortBatch(msgspec.Struct, tag=True):
-    """Abort the batch that was begun.  Answered by BatchDone, like its end."""
+    """Abort the batch that was begun.  Answered by StageDone, unless the last one was sent."""
 
 
 class UnitDiffs(msgspec.Struct, tag=True):
@@ -152,8 +164,8 @@ class UnitDiffs(msgspec.Struct, tag=True):
     unit: int
 
 
-class BatchDone(msgspec.Struct, tag=True):
-    """Report that a batch was processed."""
+class StageDone(msgspec.Struct, tag=True):
+    """Report that a stage of a batch was processed."""
 
     txid: int
     attempt: int
@@ -168,8 +180,10 @@ class BatchDone(msgspec.Struct, tag=True):
     crowded: bool
     """Whether no batch should be sent until that state is durable."""
     memory_bytes: int
+    last: bool = True
+    """Whether the worker has ended the batch."""
     rows: dict[int, int] = {}
-    """Number of rows sent for the batch, by unit (T-29)."""
+    """Number of rows sent for the stage, by unit (T-29)."""
 
 
 class GoBack(msgspec.Struct, tag=True):
@@ -277,7 +291,8 @@ ToWorker = (
     | Replan
     | BeginBatch
     | TableRows
-    | EndBatch
+    | FeedRows
+    | EndStage
     | AbortBatch
     | GoBack
     | AskClock
@@ -289,7 +304,7 @@ ToWorker = (
     | Packing
     | Alive
 )
-FromWorker = Greeted | UnitDiffs | BatchDone | Reply | Alive | Bye
+FromWorker = Greeted | UnitDiffs | StageDone | Reply | Alive | Bye
 
 _TO_WORKER: Final = msgspec.msgpack.Decoder(ToWorker)
 _FROM_WORKER: Final = msgspec.msgpack.Decoder(FromWorker)

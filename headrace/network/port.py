@@ -24,11 +24,11 @@ from headrace.network.messages import (
     PIECE_BYTES,
     PROTOCOL,
     Alive,
-    BatchDone,
     FromWorker,
     MessageLost,
     Numbered,
     Packing,
+    StageDone,
     ToWorker,
     UnitDiffs,
     Work,
@@ -59,7 +59,7 @@ class FlightSession:
         self._sent = itertools.count(1)
         self._numbered = Numbered()
         self._rows: dict[int, int] = {}
-        """Number of rows sent since the last ``BatchDone``, by unit."""
+        """Number of rows sent since the last ``StageDone``, by unit."""
         self._woken = threading.Event()
 
     def receive(self) -> tuple[ToWorker, pa.RecordBatch | None]:
@@ -126,7 +126,7 @@ class FlightSession:
             match word:
                 case UnitDiffs() if batch is not None:
                     self._rows[word.unit] = self._rows.get(word.unit, 0) + batch.num_rows
-                case BatchDone():
+                case StageDone():
                     word.rows, self._rows = self._rows, {}
             message = packed(word, batch, compressed=self._compressed, number=next(self._sent))
             try:

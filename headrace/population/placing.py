@@ -204,7 +204,7 @@ def _taken(load: WorkerLoad) -> dict[str, int]:
         plan = p.from_json(load.plan)
         found = {MAIN: _count(subplans.over_feeds(plan, load.parts))}
         for top, worker in load.parts.items():
-            found[worker] = found.get(worker, 0) + _count(subplans.subplan(plan, top))
+            found[worker] = found.get(worker, 0) + _count(subplans.part(plan, load.parts, top))
     except (ValueError, KeyError, TypeError):
         return {MAIN: load.collections}
     return found

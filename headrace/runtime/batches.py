@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
@@ -83,14 +83,21 @@ class Outcome:
 
 
 class Elsewhere(Protocol):
-    """The other workers' part of a batch (``worker_handles.RemoteBatch``)."""
+    """The other workers' part of a batch (``RemoteBatch``, ``worker_batches.Stages``)."""
 
     @property
     def units(self) -> Sequence[Unit]:
         """Units placed on other workers."""
 
-    def collect(self, outcome: Outcome) -> None:
-        """Add the results to ``outcome``; raises TransientError as ``Processor.run`` does."""
+    def feeds(self, unit: Unit) -> bool:
+        """Return whether a unit must wait for output from there."""
+
+    def stages(self, waiting: Sequence[Unit], outcome: Outcome) -> Iterator[Sequence[Unit]]:
+        """Add results to ``outcome``; yield those of the ``waiting`` units that may then end.
+
+        Raises:
+            TransientError: see ``Processor.run``.
+        """
 
 
 class Processor:
@@ -175,22 +182,22 @@ class Processor:
             ]
             self._enter(woken, outcome)
         self.edge.put(TimeEnd(txid, frames.attempt, sent))
+        away = () if elsewhere is None else elsewhere.units
         with contextlib.ExitStack() as pinned:
             for shared in needed:
                 if shared in behind:
                     self._end([shared], outcome)
                 elif shared.id not in outcome.failed:
-                    readers = [u.id for u in units if shared.id in u.feeds.values()]
+                    readers = [u.id for u in (*units, *away) if shared.id in u.feeds.values()]
                     pinned.enter_context(shared.read_by(readers))
                     _recall(shared, outcome)
-            away = {unit.id for unit in elsewhere.units} if elsewhere is not None else set()
             # Views fed by other workers wait for them; all other views work meanwhile.
-            fed = {view.id for view in views if not away.isdisjoint(view.feeds.values())}
-            self._end([view for view in views if view.id not in fed], outcome)
-            if elsewhere is not None:
-                elsewhere.collect(outcome)
-                units += elsewhere.units
-            self._end([view for view in views if view.id in fed], outcome)
+            waiting = [] if elsewhere is None else [v for v in views if elsewhere.feeds(v)]
+            later = {view.id for view in waiting}
+            self._end([view for view in views if view.id not in later], outcome)
+            for ready in () if elsewhere is None else elsewhere.stages(waiting, outcome):
+                self._end(ready, outcome)
+            units += away
         unseen = [u for u in units if u.id in outcome.touched and not _will_look(u, outcome)]
         outcome.failed |= self._altered(unseen)
         for unit in units:

@@ -109,8 +109,8 @@ class Durability:
     def _left_out(self) -> set[int]:
         """Return the units that a checkpoint would leave out now.
 
-        These are units at work that lag, units on a lost worker, and their readers.  Views
-        with a part that is behind them also count: a reader is never durable beyond its feeds.
+        These are units at work that lag, units on a lost worker, and their readers.  Readers of
+        a part that is behind one also count: a reader is never durable beyond its feeds.
         """
         state = self._state
         if not (state.lagging.working or state.hosts):
@@ -122,9 +122,8 @@ class Durability:
             if shared is not None:
                 out |= state.all_readers(shared)
         for part in state.index.parts:
-            view = state.views.get(part.first)
-            if view is not None and view.mark.txid > part.mark.txid:
-                out.add(view.id)
+            if any(reader.mark.txid > part.mark.txid for reader in state.readers(part)):
+                out |= state.all_readers(part)
         return out
 
     # --- checkpoints

@@ -234,9 +234,15 @@ class EngineState:
         return self.index.parts
 
     def parts_of(self, view: View) -> list[Shared]:
-        """Return the parts of one view."""
-        found = (self.subplans.get(feeder) for feeder in view.feeds.values())
-        return [shared for shared in found if shared is not None and shared.placed]
+        """Return the parts of one view; for any thread."""
+        found: dict[int, Shared] = {}
+        left: list[Unit] = [view]
+        while left:
+            read = map(self.subplans.get, left.pop().feeds.values())
+            parts = [part for part in read if part is not None and part.placed]
+            found |= {part.id: part for part in parts}
+            left += parts
+        return list(found.values())
 
     def missing(self, view: View) -> str | None:
         """Return a worker that has states of the view and is out of reach, or None.

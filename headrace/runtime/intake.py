@@ -100,7 +100,7 @@ class Intake:
         instant = record.commit_time_us
         late = self._late(txid)
         away = [*(view for view in behind if view.placed), *late]
-        needed = [s for s in state.needed(behind) if s.id not in {part.id for part in late}]
+        needed = [s for s in state.needed([*behind, *late]) if s.id not in {p.id for p in late}]
         plans = [unit.own for unit in (*needed, *late, *behind)]
         if plans != self._plans:  # rarely
             self._plans, self._types = plans, types_of(plans)
@@ -208,8 +208,12 @@ class Intake:
         self._quiesce([*outcome.failed, *views])
         for unit_id, error in outcome.failed.items():
             shared = state.subplans.get(unit_id)
-            if shared is not None:
+            if shared is None:
+                continue
+            if outcome.failed.keys().isdisjoint(shared.feeds.values()):
                 self._stop_all(shared, state.views_of(shared), error, outcome.frames)
+            else:  # its views stop because of what it reads
+                shared.back(outcome.frames.txid)
         for unit_id, error in outcome.failed.items():
             failed = state.views.get(unit_id)
             # A view that is not live failed at an earlier txid, or just now.

@@ -42,7 +42,7 @@ class Moving:
         view = state.views.get(view_id)
         if view is None or not view.live or state.missing(view) is not None:
             return False
-        if len(state.parts_of(view)) < len(view.feeds):
+        if len(state.parts_of(view)) < len(state.needed([view])):
             return False  # some states are shared
         if state.index.links.fed_from(view.target.oid):
             return False

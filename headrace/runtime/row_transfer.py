@@ -11,14 +11,16 @@ from typing import Final
 import pyarrow as pa
 import structlog
 
-from headrace.errors import BugError, RowsLost
+from headrace import errors
+from headrace.errors import BugError, HeadraceError, RowsLost
 from headrace.network.messages import (
     AbortBatch,
     Alive,
     AskStats,
     BeginBatch,
-    EndBatch,
+    EndStage,
     Export,
+    FeedRows,
     TableRows,
     ToWorker,
     WriteSnapshot,
@@ -133,7 +135,11 @@ class SentFrames(Frames):
         self._bytes = 0
         self._rows = 0
         self.ended = False
-        """Whether all rows, or the end of the batch, have come."""
+        """Whether all rows of the stage, or the end of the batch, have come."""
+        self.fed: Final[dict[int, list[pa.RecordBatch]]] = {}
+        """Output of other units that has come so far, by unit."""
+        self.failed: Final[dict[int, HeadraceError]] = {}
+        """Units whose output does not come, because they have failed."""
 
     def __iter__(self) -> Iterator[list[TableDiffs]]:
         """Iterate over chunks of frames.
@@ -149,26 +155,35 @@ class SentFrames(Frames):
             yield [frame]
 
     def _next(self) -> TableDiffs | None:
-        word, batch = self._inbox.next()
-        while isinstance(word, WriteSnapshot | AskStats | Export):
-            self._aside(word)
+        """Return the next frame; None at the end of the stage."""
+        while True:
             word, batch = self._inbox.next()
-        match word:
-            case TableRows() if batch is not None:
-                self._rows += batch.num_rows
-                frame = TableDiffs(word.table_oid, Diffs(self.txid, self.attempt, batch))
-                self._keep(frame)
-                return frame
-            case EndBatch():
-                self.ended = True
-                if (word.txid, word.rows) != (self.txid, self._rows):
-                    raise RowsLost(f"got {self._rows} of the {word.rows} rows of txid {word.txid}")
-                return None
-            case AbortBatch():
-                self.ended = True
-                self._kept = None
-                raise GivenUp
-        raise BugError(f"{word!r} amid a batch")
+            match word:
+                case WriteSnapshot() | AskStats() | Export():
+                    self._aside(word)
+                case TableRows() if batch is not None:
+                    self._rows += batch.num_rows
+                    frame = TableDiffs(word.table_oid, Diffs(self.txid, self.attempt, batch))
+                    self._keep(frame)
+                    return frame
+                case FeedRows() if batch is not None:
+                    self._rows += batch.num_rows
+                    self.fed.setdefault(word.unit, []).append(batch)
+                case EndStage():
+                    self._end(word)
+                    return None
+                case AbortBatch():
+                    self.ended = True
+                    self._kept = None
+                    raise GivenUp
+                case _:
+                    raise BugError(f"{word!r} amid a batch")
+
+    def _end(self, word: EndStage) -> None:
+        rows, self._rows, self.ended = self._rows, 0, True
+        if (word.txid, word.rows) != (self.txid, rows):
+            raise RowsLost(f"got {rows} of the {word.rows} rows of txid {word.txid}")
+        self.failed.update({unit: errors.from_wire(e) for unit, e in word.failed.items()})
 
     def _keep(self, frame: TableDiffs) -> None:
         self._bytes += frame.diffs.batch.nbytes
@@ -177,8 +192,14 @@ class SentFrames(Frames):
         if self._kept is not None:
             self._kept.append(frame)
 
+    def next_stage(self) -> None:
+        """Read all of the next stage; it raises as the iterator does."""
+        self.ended = False
+        if self._next() is not None:
+            raise BugError("rows of a table after the first stage of a batch")
+
     def rest(self) -> None:
-        """Read the rest of the batch."""
+        """Read the rest of the stage."""
         while not self.ended:
             with contextlib.suppress(RowsLost):
                 self._next()

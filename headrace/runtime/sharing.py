@@ -37,8 +37,9 @@ all of that view's plan; its own plan begins with the output of the subplan.  It
 the subplan, because its own plan does not contain the nodes below.
 
 *Parts on other workers.*  A view may be cut: nodes of its plan are computed on other workers, each
-with everything below it, as a subplan that only the view reads (``parts``).  The part's states are
-on that worker; its output comes here, into its queue, and is read like that of any shared subplan.
+with everything below it that no other worker computes, as a subplan of this view only (``parts``).
+The part's states are on that worker; its output comes here, into its queue, and is read like that
+of any shared subplan: by the view, and by parts on other workers, to which it is sent from here.
 
 * Invariant 5: the queue here has the output of a part up to the part's mark on its worker.  The
   worker stores the queue's position with each mark (``Shared.progress_mark``), and writes the
@@ -196,8 +197,6 @@ class Sharing:
         faults.point(faults.PARTED)
         view.feed_on({top: made.id})
         view.restore(self._state.db.view(view.id, mark.txid), mark)
-        if made.feeds:
-            self._feeds.put(made.id, made.feeds)
         self.divided(view, [made], mark)
         self.look()
         return made
@@ -217,9 +216,12 @@ class Sharing:
 
     def cut(self, view_id: int) -> dict[str, str]:
         """Return the parts of a view in the state database: worker by node."""
-        feeds = self._feeds.get(view_id)
-        known = {node: self._state.subplans.get(feeder) for node, feeder in feeds.items()}
-        return {node: part.placed for node, part in known.items() if part and part.placed}
+        found: dict[str, str] = {}
+        for node, feeder in self._feeds.get(view_id).items():
+            part = self._state.subplans.get(feeder)
+            if part is not None and part.placed:
+                found |= {node: part.placed} | self.cut(feeder)
+        return found
 
     def take_over(
         self, view: View, kept: int, nodes: Collection[str], meta: Meta
@@ -272,27 +274,34 @@ class Sharing:
 
     def _cut(self, view: View, runs: Sequence[Path], mark: StateMark, meta: Meta) -> list[Shared]:
         """Deploy the parts of a new view on other workers."""
-        made: list[Shared] = []
         for worker in set(view.parts.values()):
             self._hosts.reach(worker)
-        for node, worker in sorted(view.parts.items()):
-            part = Shared(
-                -(view.id * PER_VIEW_MAX + len(made)),
+        ids = {
+            node: -(view.id * PER_VIEW_MAX + number)
+            for number, node in enumerate(sorted(view.parts))
+        }
+        made = [
+            Shared(
+                part_id,
                 subplans.subplan(view.plan, node),
                 dict(view.settings),
                 view.start_lsn,
                 f"{node} of view {view.id}",
                 owner=view.owner,
-                placed=worker,
+                placed=view.parts[node],
                 limits=dict(view.limits),
             )
+            for node, part_id in ids.items()
+        ]
+        for part in made:
+            read = subplans.feeds(view.plan, view.parts, part.plan.sink.input)
+            part.feed_on({node: ids[node] for node in read})
             self._hosts.deploy(part, runs, mark)
-            made.append(part)
             records.put(meta, part)
+            records.put_feeds(meta, part.id, part.feeds)
             positions.put_view(meta, part.id, mark)
-        feeds = {part.plan.sink.input: part.id for part in made}
-        records.put_feeds(meta, view.id, feeds)
-        view.feed_on(feeds)
+        view.feed_on({node: ids[node] for node in subplans.largest(view.plan, ids)})
+        records.put_feeds(meta, view.id, view.feeds)
         return made
 
     def divide(self, view: View, runs: Sequence[Path], mark: StateMark, meta: Meta) -> list[Shared]:
@@ -333,7 +342,10 @@ class Sharing:
             if not shared.placed:
                 shared.restore(self._state.db.view(shared.id, mark.txid), mark)
             shared.open(self._state.queues, None)
-            shared.keep_for({view.id: mark.txid})
+            readers = [unit.id for unit in (view, *made) if shared.id in unit.feeds.values()]
+            shared.keep_for(dict.fromkeys(readers, mark.txid))
+            if shared.feeds:
+                self._feeds.put(shared.id, shared.feeds)
             self._state.subplans[shared.id] = shared
             self._feeds.add(shared.id)
             self._affected |= {shared.id, *self._signatures.holders(shared.signature)}

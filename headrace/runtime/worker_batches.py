@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from headrace import errors
@@ -11,10 +11,10 @@ from headrace.errors import BugError, HeadraceError, Interrupted
 from headrace.expressions.pool import Pool
 from headrace.network.messages import (
     AskStats,
-    BatchDone,
     BeginBatch,
     Commits,
     Export,
+    StageDone,
     UnitDiffs,
     Work,
     WriteSnapshot,
@@ -117,25 +117,31 @@ class WorkerBatches:
         self, session: FlightSession, word: BeginBatch, inbox: Inbox, processor: Processor
     ) -> None:
         frames = SentFrames(word, inbox, self._ask)
-        trouble: HeadraceError | None = None
-        outcome = Outcome(frames)
         try:
-            units = [self._behind(unit_id, word.first) for unit_id in word.units]
-            outcome = processor.run(units, frames)
-            for unit_id, error in outcome.failed.items():
-                outcome.failed[unit_id] = processor.blame(self.unit(unit_id), error, frames)
+            stages = [[self._behind(i, word.first) for i in stage] for stage in word.stages]
+
+            def end(number: int, outcome: Outcome) -> None:
+                for unit in stages[number]:
+                    if unit.id in outcome.failed:
+                        error = processor.blame(unit, outcome.failed[unit.id], frames)
+                        outcome.failed[unit.id] = error
+                    elif unit.id in outcome.diffs:
+                        session.send_rows(UnitDiffs(unit.id), outcome.diffs[unit.id])
+                done = self._done(word, stages[number], outcome)
+                done.last = number == len(stages) - 1
+                session.send(done)
+
+            units = [unit for stage in stages for unit in stage]
+            processor.run(units, frames, elsewhere=Stages(stages, frames, end))
         except GivenUp:
-            trouble = _given_up()
+            session.send(self._done(word, trouble=_given_up()))
         except HeadraceError as error:
             trouble = error
             try:
                 frames.rest()
             except GivenUp:
                 trouble = _given_up()
-        for unit_id, diffs in outcome.diffs.items():
-            if unit_id not in outcome.failed and trouble is None:
-                session.send_rows(UnitDiffs(unit_id), diffs)
-        session.send(self._done(word, outcome, trouble))
+            session.send(self._done(word, trouble=trouble))
 
     def _behind(self, unit_id: int, first: int) -> Placed:
         """Return a unit that has processed all txids before ``first``."""
@@ -144,21 +150,50 @@ class WorkerBatches:
             raise BugError(f"unit {unit_id} is at txid {unit.processed} when {first} comes")
         return unit
 
-    def _done(self, word: BeginBatch, outcome: Outcome, trouble: HeadraceError | None) -> BatchDone:
-        return BatchDone(
+    def _done(
+        self,
+        word: BeginBatch,
+        units: Sequence[Unit] = (),
+        outcome: Outcome | None = None,
+        trouble: HeadraceError | None = None,
+    ) -> StageDone:
+        touched = outcome.touched if outcome is not None else set[int]()
+        failed = outcome.failed if outcome is not None else {}
+        return StageDone(
             word.txid,
             word.attempt,
-            {unit_id: self._took_s(unit_id) for unit_id in sorted(outcome.touched)},
-            {unit_id: errors.to_wire(error) for unit_id, error in outcome.failed.items()},
+            {u.id: u.bound.taken_s if u.bound else 0.0 for u in units if u.id in touched},
+            {u.id: errors.to_wire(failed[u.id]) for u in units if u.id in failed},
             None if trouble is None else errors.to_wire(trouble),
             self._db.checkpoint_due,
             self._db.crowded,
             self._db.memory_bytes,
         )
 
-    def _took_s(self, unit_id: int) -> float:
-        bound = self._units[unit_id].bound
-        return 0.0 if bound is None else bound.taken_s
+
+@dataclass(frozen=True, slots=True)
+class Stages:
+    """The stages of a batch on this worker, which end when the coordinator has sent their rows."""
+
+    of: Sequence[Sequence[Unit]]
+    frames: SentFrames
+    end: Callable[[int, Outcome], None]
+    """Sends the results of a stage, by its number."""
+    units: Sequence[Unit] = ()
+
+    def feeds(self, _: Unit) -> bool:
+        """Return True: each unit has its stage."""
+        return True
+
+    def stages(self, _: Sequence[Unit], outcome: Outcome) -> Iterator[Sequence[Unit]]:
+        """Yield the units of each stage, with what they read in ``outcome``; see ``Elsewhere``."""
+        for number, units in enumerate(self.of):
+            if number:
+                self.frames.next_stage()
+            outcome.sent.update(self.frames.fed)
+            outcome.forgotten.update(self.frames.failed)
+            yield units
+            self.end(number, outcome)
 
 
 def _given_up() -> Interrupted:

@@ -1,6 +1,7 @@
 """Other workers, which hold the states of views that are placed there and run their collections.
 
     intake ─► RemoteBatch: begin, rows …, end ─► worker_service ─► diffs, done ─► Outcome ─► sink
+                 └──────── feed rows …, end ◄─── output of parts that other parts read ◄─┘
 
 Only the coordinator takes batches, records, commits and confirms.  It treats such a view like any
 other, but the view is processed elsewhere, in parallel with its own views.  A worker makes states
@@ -12,10 +13,10 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import pyarrow as pa
 import structlog
@@ -33,7 +34,8 @@ from headrace.network.messages import (
     Commits,
     Deploy,
     Drop,
-    EndBatch,
+    EndStage,
+    FeedRows,
     Greeting,
     Replan,
     TableRows,
@@ -72,11 +74,21 @@ class _Part:
     link: FlightLink
     lagging: bool
     """Whether its units lag, so that another exchange carries the batch."""
-    units: list[Unit] = field(default_factory=list)
+    levels: dict[int, list[Unit]] = field(default_factory=dict)
+    """Its units by level: those of level 0 read tables only, others also read lower levels."""
     tables: set[int] = field(default_factory=set)
     commits: Commits = field(default_factory=dict)
     rows: int = 0
+    """Rows sent since the last end of a stage."""
+    fed: set[int] = field(default_factory=set)
+    """Units whose output, or error, was sent."""
+    over: bool = False
+    """Whether it has ended the batch."""
     lost: OutOfReach | None = None
+
+    @property
+    def units(self) -> list[Unit]:
+        return [unit for level in sorted(self.levels) for unit in self.levels[level]]
 
     def send(self, word: ToWorker, batch: pa.RecordBatch | None = None) -> None:
         if self.lost is None:
@@ -85,15 +97,26 @@ class _Part:
             except OutOfReach as error:
                 self.lost = error
 
+    def end(self, txid: int, failed: dict[int, dict[str, Any]]) -> None:
+        """End a stage; ``failed``: see ``EndStage``."""
+        rows, self.rows = self.rows, 0
+        self.send(EndStage(txid, rows, failed))
+
+    def send_rows(self, word: ToWorker, batch: pa.RecordBatch) -> None:
+        self.rows += batch.num_rows
+        self.send(word, batch)
+
     def results(self, txid: int, attempt: int) -> Results:
-        """Wait for the result; see ``FlightLink.results``."""
+        """Wait for the result of a stage; see ``FlightLink.results``."""
         if self.lost is not None:
             raise self.lost
         self.host.awaited[self.lagging] = clock.monotonic()
         try:
-            return self.link.results(txid, attempt, lagging=self.lagging)
+            found = self.link.results(txid, attempt, lagging=self.lagging)
         finally:
             self.host.awaited[self.lagging] = None
+        self.over = found[0].last
+        return found
 
 
 @dataclass(slots=True)
@@ -104,11 +127,13 @@ class RemoteBatch:
     needed_by: dict[int, int]
     """For each unit, the ID of the view that needs it."""
     units: list[Unit] = field(init=False)
+    ids: set[int] = field(init=False)
     frames: Frames = field(init=False)
     begun: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
         self.units = [unit for part in self.parts for unit in part.units]
+        self.ids = {unit.id for unit in self.units}
 
     def give_up(self) -> None:
         """Report the commits later if the batch was not begun; on the engine's thread."""
@@ -140,40 +165,60 @@ class RemoteBatch:
         for part in self.parts:
             for unit in part.units:
                 unit.begin(frames.txid)
-            part.send(BeginBatch(*at, [unit.id for unit in part.units], part.commits))
+            stages = [[u.id for u in part.levels[level]] for level in sorted(part.levels)]
+            part.send(BeginBatch(*at, stages, part.commits))
 
     def _put(self, chunk: list[TableDiffs] | None) -> None:
         """Send changes to the workers that read their tables; None: there are no more."""
         for part in self.parts:
             if chunk is None:
-                part.send(EndBatch(self.frames.txid, part.rows))
+                if 0 in part.levels:
+                    part.end(self.frames.txid, {})
                 continue
             for frame in chunk:
                 if frame.table_oid in part.tables:
-                    batch = frame.diffs.batch
-                    part.rows += batch.num_rows
-                    part.send(TableRows(frame.table_oid), batch)
+                    part.send_rows(TableRows(frame.table_oid), frame.diffs.batch)
 
-    def collect(self, outcome: Outcome) -> None:
-        """Add the workers' results to ``outcome``.
+    def feeds(self, unit: Unit) -> bool:
+        """Return whether a unit here reads output of the workers."""
+        return not self.ids.isdisjoint(unit.feeds.values())
 
-        Raises:
-            TransientError: nothing is lost; the whole batch must be processed again.
+    def stages(self, waiting: Sequence[Unit], outcome: Outcome) -> Iterator[Sequence[Unit]]:
+        """Add the workers' results to ``outcome``, level by level; see ``Elsewhere``.
+
+        No deadlock: a worker gets the rows of a level only after its results of all lower ones.
         """
-        for part in self.parts:
-            try:
-                self._collect(part, outcome)
-            except OutOfReach as error:
-                outcome.failed |= {unit.id: error for unit in part.units}
         stopped = self.frames.stopped
-        outcome.failed |= {
-            unit.id: stopped[view_id]
-            for unit in self.units
-            if (view_id := self.needed_by[unit.id]) in stopped
-        }
-        for unit in self.units:
-            if isinstance(unit, Shared):
-                self._hand_on(unit, outcome)
+        for level in sorted({level for part in self.parts for level in part.levels}):
+            parts = [part for part in self.parts if level in part.levels and not part.over]
+            for part in parts if level else ():
+                self._feed(part, level, outcome)
+            for part in parts:
+                try:
+                    self._collect(part, level, outcome)
+                except OutOfReach as error:
+                    outcome.failed |= {unit.id: error for unit in part.levels[level]}
+                for unit in part.levels[level]:
+                    if (view_id := self.needed_by[unit.id]) in stopped:
+                        outcome.failed[unit.id] = stopped[view_id]
+                    if isinstance(unit, Shared):
+                        self._hand_on(unit, outcome)
+        yield waiting
+
+    def _feed(self, part: _Part, level: int, outcome: Outcome) -> None:
+        """Send a worker the output that its units of a level read, and end the stage."""
+        failed: dict[int, dict[str, Any]] = {}
+        read = {feeder for unit in part.levels[level] for feeder in unit.feeds.values()}
+        for feeder in read - part.fed:
+            error = outcome.failed.get(feeder) or outcome.forgotten.get(feeder)
+            if error is not None:
+                failed[feeder] = errors.to_wire(error)
+                continue
+            for batch in outcome.sent.get(feeder, ()):
+                if batch.num_rows:
+                    part.send_rows(FeedRows(feeder), batch)
+        part.fed |= read
+        part.end(self.frames.txid, failed)
 
     def _hand_on(self, part: Shared, outcome: Outcome) -> None:
         """Hand the output of a view's part to its reader, and queue it.
@@ -187,7 +232,7 @@ class RemoteBatch:
         outcome.sent[part.id] = [diffs]
         part.send(frames.txid, frames.attempt, frames.oldest_us, diffs)
 
-    def _collect(self, part: _Part, outcome: Outcome) -> None:
+    def _collect(self, part: _Part, level: int, outcome: Outcome) -> None:
         host, frames = part.host, self.frames
         done, diffs = part.results(frames.txid, frames.attempt)
         host.large, host.crowded = done.large, done.crowded
@@ -211,9 +256,9 @@ class RemoteBatch:
             part.link.interrupt([unit.id for unit in part.units])
             part.send(AbortBatch())
         for part in self.parts:
-            if part.lagging:
-                # Nothing else orders later messages about the units after their work.
-                with contextlib.suppress(OutOfReach):
+            # Nothing else orders later messages about units that lag after their work.
+            with contextlib.suppress(OutOfReach):
+                while part.lagging and not part.over:
                     part.results(self.frames.txid, self.frames.attempt)
 
 
@@ -386,6 +431,16 @@ class WorkerHandles:
         ``lagging``: they lag; it is run on another thread than the engine's.
         """
         parts: dict[str, _Part] = {}
+        ids = {unit.id for unit in units}
+        levels: dict[int, int] = {}
+
+        def level(unit: Unit) -> int:
+            if unit.id not in levels:
+                below = ids.intersection(unit.feeds.values())
+                lower = (level(self._state.subplans[feeder]) for feeder in below)
+                levels[unit.id] = bool(unit.feeds) + max(lower, default=0)
+            return levels[unit.id]
+
         for unit in units:
             store = unit.store
             if not isinstance(store, RemoteStore):
@@ -393,7 +448,7 @@ class WorkerHandles:
             part = parts.get(unit.placed)
             if part is None:
                 part = parts[unit.placed] = _Part(store.host, store.link, lagging)
-            part.units.append(unit)
+            part.levels.setdefault(level(unit), []).append(unit)
             part.tables |= {spec.table_oid for spec in unit.own.sources}
         for part in parts.values():
             # Commits of other units may be reported over the other exchange.
@@ -527,4 +582,5 @@ def _record(unit: Unit) -> UnitRecord:
         owner,
         unit.limits,
         unit.target.shown if isinstance(unit, View) else "",
+        unit.feeds,
     )

@@ -345,7 +345,7 @@ class WorkerService:
         if known is not None:
             known.release()
         runs = [self._files / run for run in word.runs]
-        keep = partial(subplans.keeps, unit.plan) if word.partly else None
+        keep = partial(subplans.keeps, unit.own) if word.partly else None
         self._db.ingest(unit.id, runs, keep)
         for run in runs:
             if run.parent == self._files:
@@ -440,7 +440,7 @@ def _empty(folder: Path) -> None:
 
 def _made(record: UnitRecord) -> Placed:
     events.know_view(record.id, record.name)
-    return Placed(
+    made = Placed(
         record.id,
         plan.from_json(record.plan),
         record.settings,
@@ -448,6 +448,8 @@ def _made(record: UnitRecord) -> Placed:
         record.owner,
         limits=record.limits,
     )
+    made.feed_on(record.feeds)
+    return made
 
 
 def _clock(flow: Dataflow, word: AskClock) -> int:

@@ -146,8 +146,8 @@ def _where(plan: p.PhysicalPlan, parts: Mapping[str, str], rest: str) -> dict[st
         if node.id not in parts:
             found[node.id].append(rest if not isinstance(node, p.SinkSpec) else MAIN)
     for top, worker in parts.items():
-        for node in subplans.subplan(plan, top).nodes[:-1]:
-            if worker not in found[node.id]:
+        for node in subplans.part(plan, parts, top).nodes[:-1]:
+            if not isinstance(node, p.FeedSpec) and worker not in found[node.id]:
                 found[node.id].append(worker)
     return {name: ", ".join(at) for name, at in found.items()}
 
@@ -168,7 +168,7 @@ def _why(
     if node.id in parts:
         return "the last one of a part: what it sends goes to main"
     if at != MAIN:
-        return "a part is whole downwards: with what reads it"
+        return "in a part: with what reads it"
     return (
         "as the view was placed" if shown is None else f"strategy {shown.strategy} leaves it there"
     )

@@ -17,13 +17,13 @@ from headrace.network.link import FlightLink
 from headrace.network.messages import (
     Alive,
     Attach,
-    BatchDone,
     BeginBatch,
     Bye,
     Drop,
     Greeted,
     Greeting,
     Reply,
+    StageDone,
     TableRows,
     ToWorker,
     UnitDiffs,
@@ -85,7 +85,7 @@ def politely(session: FlightSession, word: ToWorker) -> None:
             session.send(Greeted({1: (2, 3, 4)}, [], 99))
         case BeginBatch():
             session.send(UnitDiffs(1), BATCH)
-            session.send(BatchDone(word.txid, word.attempt, {1: 0.0}, {}, None, False, False, 0))
+            session.send(StageDone(word.txid, word.attempt, {1: 0.0}, {}, None, False, False, 0))
 
 
 def silently(session: FlightSession, word: ToWorker) -> None:
@@ -98,7 +98,7 @@ def test_what_is_sent_arrives_in_order(path: Path) -> None:
         for unit in range(200):
             made.send(Drop(unit))
         for txid in (5, 6):
-            made.send(BeginBatch(txid, txid, 0, 0, 0, [1], {}))
+            made.send(BeginBatch(txid, txid, 0, 0, 0, [[1]], {}))
         done, diffs = made.results(6, 0)  # the result of an earlier batch is dropped
         assert done.txid == 6
         assert diffs[1].equals(BATCH)
@@ -155,7 +155,7 @@ def test_signs_of_life_keep_it(path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_leading_units_do_not_wait_long_for_a_silent_worker(path: Path) -> None:
     with linked(path, silently, 3_600.0, 0.5) as (made, _, _woken):
-        made.send(BeginBatch(5, 5, 0, 0, 0, [1], {}))
+        made.send(BeginBatch(5, 5, 0, 0, 0, [[1]], {}))
         with pytest.raises(OutOfReach, match='worker "w1" cannot be reached'):
             made.results(5, 0)
         assert made.silent
@@ -173,7 +173,7 @@ def test_a_worker_that_handles_a_batch_of_leading_units_is_not_silent(path: Path
         politely(session, word)
 
     with linked(path, working, 3_600.0, 3.0) as (made, _, _woken):
-        made.send(BeginBatch(5, 5, 0, 0, 0, [1], {}))
+        made.send(BeginBatch(5, 5, 0, 0, 0, [[1]], {}))
         assert made.results(5, 0)[0].txid == 5
 
 
@@ -190,7 +190,7 @@ def test_other_callers_have_more_patience(path: Path) -> None:
 
     with linked(path, late, 3_600.0, 0.5) as (made, _, _woken):
         made.join(Greeting([]))
-        made.send(BeginBatch(5, 5, 0, 0, 0, [1], {}), lagging=True)
+        made.send(BeginBatch(5, 5, 0, 0, 0, [[1]], {}), lagging=True)
         assert made.results(5, 0, lagging=True)[0].txid == 5
         made.send(Drop(1))
         assert made.answer(1) == 7
@@ -249,7 +249,7 @@ def test_batches_of_units_that_lag_go_over_an_exchange_of_their_own(path: Path) 
     with linked(path, answer) as (made, other, _):
         made.join(Greeting([]))
         made.send(BeginBatch(6, 6, 0, 0, 0, [2], {}))
-        made.send(BeginBatch(3, 5, 0, 0, 0, [1], {}), lagging=True)
+        made.send(BeginBatch(3, 5, 0, 0, 0, [[1]], {}), lagging=True)
         done, diffs = made.results(5, 0, lagging=True)
         assert done.txid == 5
         assert diffs[1].equals(BATCH)
@@ -268,7 +268,7 @@ def test_the_link_ends_with_either_exchange(path: Path) -> None:
 
     with linked(path, answer) as (made, other, woken):
         made.join(Greeting([]))
-        made.send(BeginBatch(3, 5, 0, 0, 0, [1], {}), lagging=True)
+        made.send(BeginBatch(3, 5, 0, 0, 0, [[1]], {}), lagging=True)
         with pytest.raises(OutOfReach):
             made.results(5, 0, lagging=True)
         with pytest.raises(OutOfReach):

@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.network.messages import (
-    BatchDone,
     BeginBatch,
     Reply,
+    StageDone,
     TableRows,
     UnitDiffs,
     from_worker,
@@ -40,7 +40,7 @@ def test_a_batch_comes_as_it_went(oid: int, rows: int) -> None:
         assert all(buffer is None or buffer.address % 8 == 0 for buffer in column.buffers())
 
 
-@pytest.mark.parametrize("word", [BeginBatch(6, 7, 1, 2, 3, [4], {4: [5, 6]})])
+@pytest.mark.parametrize("word", [BeginBatch(6, 7, 1, 2, 3, [[4], [5]], {4: [5, 6]})])
 def test_words_to_a_worker(word: BeginBatch) -> None:
     assert to_worker(packed(word)) == (word, None)
 
@@ -50,10 +50,10 @@ def test_words_to_a_worker(word: BeginBatch) -> None:
     [
         Reply(1, 2),
         Reply(1, error={"C": "22012"}),
-        BatchDone(7, 1, {4: 0.5}, {4: {"C": "22012"}}, None, True, False, 5),
+        StageDone(7, 1, {4: 0.5}, {4: {"C": "22012"}}, None, True, False, 5),
     ],
 )
-def test_words_from_a_worker(word: Reply | BatchDone) -> None:
+def test_words_from_a_worker(word: Reply | StageDone) -> None:
     assert from_worker(packed(word)) == (word, None)
 
 

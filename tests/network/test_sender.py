@@ -19,12 +19,12 @@ from headrace.network import sender as senders
 from headrace.network.ends import Near, Relayed
 from headrace.network.link import FlightLink
 from headrace.network.messages import (
-    BatchDone,
     BeginBatch,
     Drop,
-    EndBatch,
+    EndStage,
     Greeting,
     Packing,
+    StageDone,
     TableRows,
     ToWorker,
     UnitDiffs,
@@ -80,10 +80,10 @@ def test_so_does_an_answer(tmp_path: Path, trouble: dict[str, int]) -> None:
             session._writer = Wire(session._writer, **trouble)
         session.send(UnitDiffs(1), BATCH)
         session.send(UnitDiffs(1), BATCH)
-        session.send(BatchDone(5, 0, {1: 0.0}, {}, None, False, False, 0))
+        session.send(StageDone(5, 0, {1: 0.0}, {}, None, False, False, 0))
 
     with linked(tmp_path / "w1.flight", answer) as (made, _, _woken):
-        made.send(BeginBatch(5, 5, 0, 0, 0, [1], {}))
+        made.send(BeginBatch(5, 5, 0, 0, 0, [[1]], {}))
         with pytest.raises(OutOfReach) as caught:
             made.results(5, 0)
         assert "message" in str(caught.value.detail)
@@ -95,10 +95,10 @@ def test_rows_that_a_sender_has_counted_and_not_sent_are_missed(tmp_path: Path) 
     def answer(session: FlightSession, word: ToWorker) -> None:
         session.send(UnitDiffs(1), BATCH)
         session._rows[1] += 1
-        session.send(BatchDone(5, 0, {1: 0.0}, {}, None, False, False, 0))
+        session.send(StageDone(5, 0, {1: 0.0}, {}, None, False, False, 0))
 
     with linked(tmp_path / "w1.flight", answer) as (made, _, _woken):
-        made.send(BeginBatch(5, 5, 0, 0, 0, [1], {}))
+        made.send(BeginBatch(5, 5, 0, 0, 0, [[1]], {}))
         with pytest.raises(OutOfReach) as caught:
             made.results(5, 0)
         assert "got {1: 3} of the rows {1: 4} of txid 5" in str(caught.value.detail)
@@ -159,7 +159,7 @@ def test_what_a_reader_does_not_take_in_is_bounded_at_both_ends(tmp_path: Path) 
             for _ in range(200):
                 made.send(TableRows(1), ROWS)
                 sent += 1
-            made.send(EndBatch(1, 200_000))
+            made.send(EndStage(1, 200_000))
 
         thread = threading.Thread(target=flood)
         thread.start()
@@ -182,7 +182,7 @@ def test_what_a_reader_does_not_take_in_is_bounded_at_both_ends(tmp_path: Path) 
             while not other.heard.empty():
                 word = other.heard.get()
                 rows += isinstance(word, TableRows)
-                if isinstance(word, EndBatch):
+                if isinstance(word, EndStage):
                     return True
             return False
 

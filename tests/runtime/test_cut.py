@@ -291,7 +291,7 @@ def test_what_was_sent_is_lost(source, database, start, worker):
     running = start(wal_retention="source")
     wait_until(lambda: status_of(source, "sums")[0] == Status.ERROR, "it has stopped")
     assert status_of(source, "sums")[1:2] == ("55H04",)
-    assert "output of a shared subplan is lost" in status_of(source, "sums")[2]
+    assert "the output of a part of the view is lost" in status_of(source, "sums")[2]
     assert view in running.book.views
     running.stop()
 

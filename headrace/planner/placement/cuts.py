@@ -1,15 +1,15 @@
-"""Cuts of a plan into parts for other workers; each part includes all nodes below it.
+"""Cuts of a plan into parts for other workers; a part has the nodes down to tables or other parts.
 
     placement: node or kind ─► worker        cuts: last node of a part ─► worker
 
-Rows of tables come from the worker that reads the stream, and the output of a part returns there.
-So all nodes below the last node of a part are on its worker.  A node that other parts need too is
-computed by each of them.
+Rows of tables come from the worker that reads the stream, and the output of a part goes there, also
+if another part reads it.  A node that several parts need is computed by each of them, unless it is
+placed on a worker of its own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Final
 
 from headrace.collections import plan as p
@@ -28,8 +28,7 @@ def cuts(plan: p.PhysicalPlan, wanted: Mapping[str, str], main: str) -> dict[str
 
     Raises:
         UndefinedError: 42704, the plan has no such node.
-        UnsupportedError: a part would need rows of another worker than ``main``, or rows that
-            ``main`` computes; or the plan cannot be cut.
+        UnsupportedError: a part would need rows that ``main`` computes; or the plan cannot be cut.
         UserError: 54000, too many parts.
     """
     said = _said(plan, wanted)
@@ -43,8 +42,8 @@ def cuts(plan: p.PhysicalPlan, wanted: Mapping[str, str], main: str) -> dict[str
         return {}
     _check_plan(plan)
     found = _tops(plan, said, main)
-    for top, worker in found.items():
-        _check_part(plan, top, worker, said, main)
+    for top in found:
+        _check_part(plan, top, found, said, main)
     if len(found) > PARTS_MAX:
         raise UserError(
             f"a view can have {PARTS_MAX} parts on other workers at most, not {len(found)}",
@@ -104,21 +103,24 @@ def _tops(plan: p.PhysicalPlan, said: Mapping[str, str], main: str) -> dict[str,
 
 
 def _check_part(
-    plan: p.PhysicalPlan, top: str, worker: str, said: Mapping[str, str], main: str
+    plan: p.PhysicalPlan,
+    top: str,
+    parts: Mapping[str, str],
+    said: Mapping[str, str],
+    main: str,
 ) -> None:
-    part = subplans.subplan(plan, top)
-    if not part.sources:
+    if not subplans.subplan(plan, top).sources:
         raise UnsupportedError(
             f'part "{top}" of the plan cannot be on another worker: no table is below it',
             hint="Place the collections that read it.",
         )
-    for node in part.nodes[:-1]:
-        there = said.get(node.id, worker)
-        pinned = isinstance(node, p.SourceSpec) and there == main  # from there its rows come
-        if there != worker and not pinned:
+    worker = parts[top]
+    for node in subplans.part(plan, parts, top).nodes[:-1]:
+        # The rows of tables come from ``main`` anyway.
+        if said.get(node.id) == main and not isinstance(node, p.SourceSpec | p.FeedSpec):
             raise UnsupportedError(
-                f'part "{top}" on worker "{worker}" cannot read part "{node.id}" on "{there}"',
-                detail=f'A worker receives rows only from "{main}", and from no other part.',
+                f'part "{top}" on worker "{worker}" cannot read part "{node.id}" on "{main}"',
+                detail="A part reads tables, and parts on other workers.",
                 hint=f'Place "{node.id}" on "{worker}" as well, or "{top}" on "{main}".',
             )
 
@@ -146,16 +148,14 @@ def received(
 ) -> dict[tuple[str, str], float]:
     """Return bytes over each link that is used: from, to.
 
-    A table is sent to a worker once, however many readers it has there.
+    A table, or the output of a part, is sent to a worker once, however many readers it has there.
     """
     found: dict[tuple[str, str], float] = {}
     for worker in workers(parts):
         mine: list[str] = [top for top, at in parts.items() if at == worker]
-        sources = _sources(plan, mine)
-        found[main, worker] = sum(sends.get(name, 0.0) for name in sources)
+        made = [subplans.part(plan, parts, top) for top in mine]
+        read = [node for one in made for node in one.nodes]
+        inputs = {node.id for node in read if isinstance(node, p.SourceSpec | p.FeedSpec)}
+        found[main, worker] = sum(sends.get(name, 0.0) for name in inputs)
         found[worker, main] = sum(sends.get(name, 0.0) for name in mine)
     return found
-
-
-def _sources(plan: p.PhysicalPlan, tops: Iterable[str]) -> set[str]:
-    return {source.id for top in tops for source in subplans.subplan(plan, top).sources}

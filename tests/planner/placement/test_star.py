@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import random
+import re
 
 import pytest
 
 from headrace.collections import plan as p
+from headrace.collections import subplans
 from headrace.errors import UndefinedError, UnsupportedError, UserError
 from headrace.planner.placement import cuts
 from headrace.planner.placement.failed import PlacementFailed
@@ -55,7 +58,6 @@ def test_what_several_read_is_a_part_for_who_is_elsewhere():
     ("wanted", "error", "code"),
     [
         ({"j": "w1", "f": "main"}, UnsupportedError, "0A000"),
-        ({"j": "w1", "f": "w2"}, UnsupportedError, "0A000"),
         ({"Sink": "w1"}, UnsupportedError, "0A000"),
         ({"k": "w1"}, UndefinedError, "42704"),
     ],
@@ -65,6 +67,97 @@ def test_what_cannot_be(wanted, error, code):
         cuts.cuts(JOINED, wanted, "main")
     assert caught.value.code == code
     assert caught.value.hint
+
+
+def test_a_part_reads_parts_on_other_workers():
+    chain = plan("A B f:A j:f,B agg:j")
+    found = cuts.cuts(chain, {"agg": "w1", "j": "w2", "f": "w1"}, "main")
+    assert found == {"f": "w1", "j": "w2", "agg": "w1"}
+    assert subplans.largest(chain, found) == ["agg"]
+    assert subplans.feeds(chain, found, "agg") == ["j"]
+    assert subplans.feeds(chain, found, "j") == ["f"]
+    assert subplans.feeds(chain, found, "f") == []
+    assert [n.id for n in subplans.part(chain, found, "agg").nodes] == ["j", "agg", "Sink"]
+    sends = {"A": 100.0, "B": 10.0, "f": 5.0, "j": 20.0, "agg": 1.0}
+    assert cuts.received(chain, found, sends, "main") == {
+        ("main", "w1"): 100.0 + 20.0,
+        ("w1", "main"): 5.0 + 1.0,
+        ("main", "w2"): 10.0 + 5.0,
+        ("w2", "main"): 20.0,
+    }
+
+
+def test_the_output_of_a_part_goes_to_a_worker_once():
+    two = plan("A f:A g:f h:f union:g,h")
+    found = cuts.cuts(two, {"f": "w1", "g": "w2", "h": "w2"}, "main")
+    sends = {"A": 50.0, "f": 10.0, "g": 2.0, "h": 3.0}
+    assert cuts.received(two, found, sends, "main") == {
+        ("main", "w1"): 50.0,
+        ("w1", "main"): 10.0,
+        ("main", "w2"): 10.0,
+        ("w2", "main"): 5.0,
+    }
+
+
+PLANS = all_plans(table(1), table(2)) | {
+    "shared below": plan("A B f:A j:f,B k:f,j agg:k"),
+    "diamond": plan("A f:A g:f h:f j:g,h k:j,f"),
+    "chain": plan("A f:A g:f h:g k:h"),
+}
+
+
+@pytest.mark.parametrize("name", sorted(PLANS))
+def test_any_placement_by_hand_recomposes_or_its_remedy_works(name):
+    """Each node on any of three workers, or nothing said of it; a random choice of large plans."""
+    whole = PLANS[name]
+    if not cuts.is_cuttable(whole):
+        return
+    names = [node.id for node in whole.nodes[:-1]]
+    every = itertools.product(("main", "w1", "w2", None), repeat=len(names))
+    rng = random.Random(name)
+    drawn = [[rng.choice(("main", "w1", "w2", None)) for _ in names] for _ in range(500)]
+    for workers in every if len(names) <= 4 else drawn:
+        wanted = {n: w for n, w in zip(names, workers, strict=True) if w is not None}
+        for _ in range(len(names) * 3 + 1):
+            try:
+                found = cuts.cuts(whole, wanted, "main")
+                break
+            except UnsupportedError as error:
+                wanted = remedied(whole, wanted, error, rng)
+        else:
+            pytest.fail(f"no end of remedies: {wanted}")
+        recomposes(whole, wanted, found)
+
+
+def remedied(whole, wanted, error: UnsupportedError, rng: random.Random) -> dict[str, str]:
+    """Return the placement after following the hint of an error."""
+    if no_table := re.match(r'part "(.+)" of the plan', error.message):
+        return {n: w for n, w in wanted.items() if n != no_table[1]}
+    hint = re.fullmatch(r'Place "(.+)" on "(.+)" as well, or "(.+)" on "(.+)"\.', error.hint)
+    return wanted | rng.choice(({hint[1]: hint[2]}, {hint[3]: hint[4]}))
+
+
+def recomposes(whole, wanted, found) -> None:
+    """Assert that parts are where they should be, and that together they are the plan."""
+    plans = {top: subplans.part(whole, found, top) for top in found}
+    plans[whole.sink.id] = subplans.over_feeds(whole, subplans.largest(whole, found))
+    at = found | {whole.sink.id: "main"}
+    read: set[str] = set()
+    composed: dict[str, p.Node] = {}
+    for top, made in plans.items():
+        for node in made.nodes[:-1]:
+            if isinstance(node, p.FeedSpec):
+                assert found[node.id] != at[top]
+                assert node.schema == whole.node(node.id).schema
+                read.add(node.id)
+                continue
+            composed[node.id] = node
+            if not isinstance(node, p.SourceSpec):
+                assert wanted.get(node.id, at[top]) == at[top]
+        assert made.sources or made.feeds or top == whole.sink.id
+    composed[whole.sink.id] = plans[whole.sink.id].sink
+    assert read == found.keys()  # each part has a reader
+    assert composed == {node.id: node for node in whole.nodes}
 
 
 def test_plans_that_cannot_be_cut():

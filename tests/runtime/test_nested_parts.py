@@ -1,0 +1,242 @@
+"""Parts of views that read parts on other workers: exact whichever process is killed, and when."""
+
+from __future__ import annotations
+
+import random
+import signal
+import threading
+from contextlib import ExitStack
+
+import pytest
+
+from headrace.collections import plan as p
+from headrace.collections.dataflow import Dataflow
+from headrace.errors import Interrupted
+from headrace.runtime import batches
+from headrace.sql.status import Status
+from tests.compared import status_of
+from tests.runtime import test_sharing
+from tests.runtime.disturbances import locked, told
+from tests.runtime.harness import settle
+from tests.runtime.hosted import hosting, process, reached
+from tests.runtime.test_cut import BOTH, crashed, cut, parts, states
+from tests.runtime.test_sharing import MOST, SUMS, change, check, create
+from tests.waiting import wait_until
+
+TABLES = test_sharing.TABLES
+
+
+def test_a_part_reads_a_part_on_another_worker(source, database, start):
+    running = start()
+    with hosting(running.settings, "w1") as one, hosting(running.settings, "w2") as two:
+        view = cut(running, source, database, "sums", SUMS, {"reduce": "w1", "join": "w2"})
+        create(running, database, "most", MOST)
+        for n in range(20):
+            change(source, random.Random(n), 3)
+        check(running, source, sums=SUMS, most=MOST)
+        higher, lower = parts(running, view)
+        assert (one.units, two.units) == ({higher.id}, {lower.id})
+        assert list(higher.feeds.values()) == [lower.id]
+        assert running.book.views[view].feeds == {higher.plan.sink.input: higher.id}
+        assert states(one._units[higher.id].here) == {"reduce"}
+        assert states(two._units[lower.id].here) == {"join", "source"}
+        source.execute("DELETE FROM headrace.views WHERE id = %s", (view,))
+        running.on(lambda: running.engine.lifecycle.drop(view))
+        assert not running.book.subplans
+        change(source, random.Random(1), 3)
+        check(running, source, most=MOST)
+        assert not one.units | two.units
+        running.stop()
+
+
+def test_rows_come_back_to_the_worker_that_sent_them(source, database, start):
+    """A join on w1 is read by two groups on w2, which a join on w1 reads."""
+    running = start()
+    with hosting(running.settings, "w1"), hosting(running.settings, "w2"):
+        view = cut(running, source, database, "pairs", BOTH, {"reduce": "w2", "join": "w1"})
+        for n in range(20):
+            change(source, random.Random(n), 3)
+        check(running, source, pairs=BOTH)
+        found = {part.id: part for part in parts(running, view)}
+        edges = {
+            (found[feeder].shown, found[feeder].placed, part.shown, part.placed)
+            for part in found.values()
+            for feeder in part.feeds.values()
+        }
+        assert edges == {("join", "w1", "reduce", "w2"), ("reduce", "w2", "join", "w1")}
+        assert len(found) == 4
+        running.stop()
+
+
+def nested(running, source, dsn: str) -> dict[str, tuple[int, str]]:
+    """Create views of two and three levels of parts; return id and query of each, by name."""
+    views = {
+        "sums": (SUMS, {"reduce": "w2", "join": "w1"}),
+        "pairs": (BOTH, {"reduce": "w2", "join": "w1"}),
+    }
+    return {
+        name: (cut(running, source, dsn, name, query, workers), query)
+        for name, (query, workers) in views.items()
+    }
+
+
+def advanced(running, source, views: dict[str, tuple[int, str]], **others: str) -> None:
+    """Wait until the views go on, and check them and others."""
+    for view, _ in views.values():
+        reached(running, view)
+    queries = {name: query for name, (_, query) in views.items()}
+    check(running, source, **queries, **others)
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_the_worker_of_a_higher_or_lower_part_is_killed(source, database, start, number):
+    """The parts may be at different txids afterwards; each reads the output that it lacks."""
+    running = start()
+    with ExitStack() as stack:
+        processes = [stack.enter_context(process(running.settings, n)) for n in ("w1", "w2")]
+        for one in processes:
+            one.wait()
+        views = nested(running, source, database)
+        create(running, database, "most", MOST)
+        change(source, random.Random(1), 10)
+        advanced(running, source, views, most=MOST)
+        # Not all of the finished work is durable.
+        running.on(running.engine.durability.finish)
+        running.book.checkpoints._txids = 10**9
+        running.book.checkpoints._interval_s = 10**9
+        change(source, random.Random(3), 10)
+        advanced(running, source, views, most=MOST)
+        before = running.book.reconnects
+        processes[number].kill()
+        wait_until(
+            lambda: all(status_of(source, name)[0] == Status.SINK_ERROR for name in views),
+            "they stand still",
+        )
+        behind = {p.id for p in parts(running, views["pairs"][0]) if not p.reachable}
+        assert behind
+        change(source, random.Random(2), 10)
+        check(running, source, most=MOST)
+        processes[number].start()
+        advanced(running, source, views, most=MOST)
+        change(source, random.Random(4), 10)
+        advanced(running, source, views, most=MOST)
+        assert running.book.reconnects == before
+        running.stop()
+
+
+def test_a_row_that_a_lower_part_cannot_compute_stops_the_view(source, database, start):
+    query = (
+        "SELECT i.name, sum(o.n) AS s FROM items i JOIN orders o ON o.item = i.id"
+        " AND 100 / o.n >= 0 GROUP BY i.name"
+    )
+    running = start()
+    source.execute("UPDATE orders SET n = n + 1")
+    with hosting(running.settings, "w1") as one, hosting(running.settings, "w2") as two:
+        workers = {"reduce": "w1", "join": "w2"}
+        cut(running, source, database, "quotients", query, workers)
+        cut(running, source, database, "sums", SUMS, workers)
+        source.execute("INSERT INTO orders VALUES (1000, 1, 0)")
+        wait_until(lambda: status_of(source, "quotients")[0] == Status.ERROR, "it has stopped")
+        assert status_of(source, "quotients")[1] == "22012"
+        check(running, source, sums=SUMS)
+        assert (len(one.units), len(two.units)) == (1, 1)
+        assert len(running.book.subplans) == 2
+        running.stop()
+
+
+def test_a_higher_part_that_fails_goes_on_with_the_output_of_the_lower(
+    source, database, start, monkeypatch
+):
+    """The lower part has the batch; the higher one reads its output from the queue."""
+    running = start()
+    with hosting(running.settings, "w1"), hosting(running.settings, "w2"):
+        view = cut(running, source, database, "sums", SUMS, {"reduce": "w1", "join": "w2"})
+        change(source, random.Random(1), 5)
+        check(running, source, sums=SUMS)
+        higher, lower = parts(running, view)
+        recalled = []
+        recall = batches._recall
+
+        def spied(shared, outcome) -> None:
+            recall(shared, outcome)
+            recalled.append((shared.id, outcome.frames.txid))
+
+        monkeypatch.setattr(batches, "_recall", spied)
+        end, failures = Dataflow.end, [Interrupted("try again", sqlstate="57014")] * 2
+
+        def failing(flow, *args):
+            diffs = end(flow, *args)
+            if (
+                failures
+                and any(isinstance(n, p.FeedSpec) for n in flow.plan.nodes)
+                and (any(isinstance(n, p.ReduceSpec) for n in flow.plan.nodes))
+            ):
+                raise failures.pop()
+            return diffs
+
+        monkeypatch.setattr(Dataflow, "end", failing)
+        source.execute("INSERT INTO orders VALUES (1000, 1, 7)")
+        wait_until(lambda: not failures, "it has failed")
+        change(source, random.Random(2), 5)
+        reached(running, view)
+        check(running, source, sums=SUMS)
+        assert {shared for shared, _ in recalled} >= {lower.id}
+        assert higher.processed == lower.processed
+        running.stop()
+
+
+@pytest.mark.parametrize(
+    "seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 40))]
+)
+def test_it_goes_on_after_anything(source, database, start, seed):
+    """Kills and stops of any process, lost connections, locks, pauses."""
+    rng = random.Random(seed)
+    changes = {"lock_timeout_ms": 100, "checkpoint_txids": 3}
+    changes |= {"wal_retention": rng.choice(("source", "local"))}
+    running = start(**changes)
+    with ExitStack() as stack:
+        workers = [stack.enter_context(process(running.settings, n)) for n in ("w1", "w2")]
+        for worker in workers:
+            worker.wait()
+        views = nested(running, source, database)
+        create(running, database, "most", MOST)
+        kinds = ["kill", "kill", "pause", "lock", "lose", "stop", "settle", "both", "halt"]
+        for _ in range(20):
+            change(source, rng, 3)
+            what = rng.choice([*kinds, *["crash"] * (seed > 1)])
+            victim, (view, _) = rng.choice(workers), rng.choice(list(views.values()))
+            if what in ("kill", "both"):
+                victim.kill()
+                change(source, rng, 2)
+                victim.start()
+            if what in ("stop", "both", "crash"):
+                running.stop()
+                if what == "crash":
+                    crashed(running, source, rng, victim)
+                running = start(**changes)
+            if what == "halt":
+                victim.kill(signal.SIGSTOP)
+                threading.Event().wait(rng.choice((0.05, 0.3)))
+                victim.kill(signal.SIGCONT)
+            if what == "pause":
+                told(running, lambda r=running, v=view: r.engine.lifecycle.pause(v))
+                change(source, rng, 2)
+                told(running, lambda r=running, v=view: r.engine.lifecycle.resume(v))
+            elif what == "lock":
+                with locked(database, rng.choice(("pairs", "sums", "most"))):
+                    change(source, rng, 2)
+                    threading.Event().wait(rng.choice((0.05, 0.3)))
+            elif what == "lose":
+                name = rng.choice(("headrace sink%", "headrace stream%", "headrace%"))
+                source.execute(
+                    "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+                    " WHERE datname = current_database() AND application_name LIKE %s",
+                    (name,),
+                )
+            elif what == "settle":
+                settle(running, source)
+        for view, _ in views.values():
+            reached(running, view)
+        wait_until(lambda: all(v.live for v in list(running.book.views.values())), "all go on")
+        advanced(running, source, views, most=MOST)
+        running.stop()
