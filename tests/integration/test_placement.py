@@ -128,6 +128,72 @@ def test_a_view_is_cut_and_moved(engine, commander, source):
     commander.execute("CALL headrace.remove_worker('w1')")
 
 
+def test_parts_read_parts(engine, commander, source):
+    """A join on w1 is read by groups on w2, and these by a join on w1."""
+    for name in ("w1", "w2"):
+        commander.execute("CALL headrace.add_worker(%s)", (name,))
+    nested = {"reduce": "w2", "join": "w1"}
+    create(commander, "pair", PAIR, nested)
+    rng = random.Random(1)
+    change(source, rng, 20)
+    check(commander, pair=PAIR)
+    assert {name: row[2] for name, row in listed(commander).items()} == {
+        "main": 1, "w1": 1, "w2": 1,
+    }  # fmt: skip
+    found = workers_of(commander, "pair")
+    assert (found["join"], found["reduce"], found["source"]) == ({"w1"}, {"w2"}, {"w1"})
+    assert commander.execute("SELECT * FROM headrace.verify_view('pair')").fetchall() == []
+    plan = str(commander.execute("SELECT * FROM headrace.explain_view('pair')").fetchall())
+    assert 'reduce_1 and below on worker "w2"' in plan
+    assert 'join_1 and below on worker "w1"' in plan
+    # Both the rows of the tables and those of the groups go to w1.
+    rows = explained(commander, "pair")
+    at = {name: row[0] for name, row in rows["collection"].items()}
+    assert (at["join_1"], at["reduce_1"], at["reduce_2"]) == ("w1", "w2", "w2")
+    sent = {name: row[2] or 0 for name, row in rows["collection"].items()}
+    links = {name: row[2] for name, row in rows["link"].items()}
+    assert set(links) == {"main to w1", "w1 to main", "main to w2", "w2 to main"}
+    to_first = [n for n in sent if n.startswith("source")] + ["reduce_1", "reduce_2"]
+    assert abs(links["main to w1"] - sum(sent[name] for name in to_first)) <= len(to_first)
+    assert abs(links["main to w2"] - sent["join_1"]) <= 1 < links["main to w2"]
+    for call in ("pause_view('pair')", "resume_view('pair')"):
+        commander.execute(f"CALL headrace.{call}")
+        change(source, rng, 5)
+    check(commander, pair=PAIR)
+    view_id = "SELECT id FROM headrace.views WHERE view_name = 'pair'"
+    before = source.execute(view_id).fetchall()
+    for wanted, joins, groups in (
+        ('{"reduce": "w1"}', {"main", "w1"}, {"w1"}),
+        (json.dumps(nested), {"w1"}, {"w2"}),
+        ("main", {"main"}, {"main"}),
+        ('{"reduce_1": "w1", "join_1": "w2"}', {"w2", "main"}, {"w1", "main"}),
+        (json.dumps(nested), {"w1"}, {"w2"}),
+    ):
+        commander.execute("CALL headrace.set_placement('pair', %s)", (wanted,))
+        change(source, rng, 5)
+        check(commander, pair=PAIR)
+        found = workers_of(commander, "pair")
+        assert (found["join"], found["reduce"]) == (joins, groups), wanted
+    assert source.execute(view_id).fetchall() == before  # it was not rebuilt
+    other = PAIR.replace("+ 10", "+ 5")
+    commander.execute("CALL headrace.alter_view('pair', %s)", (other,))
+    change(source, rng, 5)
+    check(commander, pair=other)
+    commander.execute("CALL headrace.resync_view('pair')")
+    change(source, rng, 5)
+    check(commander, pair=other)
+    found = workers_of(commander, "pair")
+    assert (found["join"], found["reduce"]) == ({"w1"}, {"w2"})
+    # What is below a part of a drained worker goes with what reads it.
+    commander.execute("CALL headrace.drain_worker('w2')")
+    change(source, rng, 5)
+    check(commander, pair=other)
+    assert set().union(*workers_of(commander, "pair").values()) <= {"w1", "main"}
+    commander.execute("CALL headrace.remove_worker('w2')")
+    commander.execute("CALL headrace.drop_view('pair')")
+    commander.execute("CALL headrace.remove_worker('w1')")
+
+
 @pytest.mark.slow
 def test_it_lives_with_all_that_is_done_to_views(engine, commander, source):
     for name in ("w1", "w2"):
@@ -252,7 +318,6 @@ def test_what_is_refused(engine, commander, source):
             (SUMS, {"join": "w3"}, "42704", 'worker "w3" does not exist'),
             (SUMS, {"nothing": "w1"}, "42704", 'the plan has no part "nothing"'),
             (SUMS, {"reduce": "w1", "join": "main"}, "0A000", "cannot read"),
-            (SUMS, {"reduce": "w1", "join": "w2"}, "0A000", "cannot read"),
             (SUMS, {"sink": "w1"}, "0A000", "the sink"),
             (CLOCK, {"source": "w1"}, "0A000", "reads the clock"),
             (SUMS, ["w1"], "22023", "placement"),
@@ -372,9 +437,10 @@ def test_what_main_has_no_room_for_goes_elsewhere(engine, commander, source):
 
 WAYS = (
     '{"join": "w1"}', '{"reduce": "w2"}', "w1", '{"join": "w1"}', '{"filter": "w2"}', "main", "w2", '{"join": "w2"}',
+    '{"reduce": "w1", "join": "w2"}', '{"reduce": "w1", "join": "w2", "filter": "w1"}', '{"reduce": "w2", "join": "w1"}',
     "bottom_up", "main",
 )  # fmt: skip
-"""Placements: whole here, split, whole there, and back."""
+"""Placements: whole here, split, whole there, in parts that read parts, and back."""
 
 
 @pytest.fixture
@@ -451,4 +517,7 @@ WHERE = {
     "main": {"join": {"main"}, "reduce": {"main"}},
     "w2": {"join": {"w2"}, "reduce": {"w2"}},
     '{"join": "w2"}': {"join": {"w2"}, "reduce": {"main"}},
+    '{"reduce": "w1", "join": "w2"}': {"join": {"w2"}, "reduce": {"w1"}},
+    '{"reduce": "w1", "join": "w2", "filter": "w1"}': {"join": {"w2"}, "reduce": {"w1"}},
+    '{"reduce": "w2", "join": "w1"}': {"join": {"w1"}, "reduce": {"w2"}},
 }
