@@ -20,6 +20,7 @@ from headrace.network import file_transfer
 from headrace.network.ends import Near
 from headrace.network.link import ALIVE_S, BUSY_ALIVE_S, INTERRUPT
 from headrace.network.messages import (
+    FAST_PIECE_BYTES,
     LAGGING,
     PIECE_BYTES,
     PROTOCOL,
@@ -53,7 +54,7 @@ class FlightSession:
         """Whether it is for batches of units that lag."""
         self._reader = reader
         self._writer = writer
-        self._piece_bytes = PIECE_BYTES if far else None
+        self._piece_bytes = PIECE_BYTES if far else FAST_PIECE_BYTES
         self._compressed = far
         self._sending = threading.Lock()
         self._sent = itertools.count(1)

@@ -10,10 +10,12 @@ from contextlib import ExitStack
 import pytest
 
 from headrace.collections.dataflow import Dataflow
-from headrace.errors import Interrupted
-from headrace.runtime import batches
+from headrace.errors import Interrupted, TransientError
+from headrace.network.sender import _WAITING_BYTES_MAX
+from headrace.runtime import batches, row_transfer
+from headrace.runtime.worker_handles import RemoteBatch
 from headrace.sql.status import Status
-from tests.compared import status_of
+from tests.compared import differs, status_of
 from tests.runtime import test_sharing
 from tests.runtime.disturbances import locked, told
 from tests.runtime.harness import settle
@@ -175,6 +177,66 @@ def test_a_higher_part_that_fails_goes_on_with_the_output_of_the_lower(
         change(source, random.Random(2), 5)
         check(running, source, sums=SUMS)
         assert {shared for shared, _ in recalled} >= {lower.id}
+        assert higher.processed == lower.processed
+        running.stop()
+
+
+def test_a_lower_part_may_send_more_than_all_queues_hold(source, database, start, monkeypatch):
+    """Each side of a link holds some megabytes of rows, and no worker waits for another one."""
+    query = (
+        "SELECT a.name, count(*) AS n, max(b.name) AS last"
+        " FROM items a JOIN items b ON a.id % 2 = b.id % 2 GROUP BY a.name"
+    )
+    running = start()
+    with process(running.settings, "w1") as one, process(running.settings, "w2") as two:
+        views = {}
+        for worker in (one, two):
+            worker.wait()
+        for name, workers in (
+            ("one", {"reduce": "w1", "join": "w2"}),
+            ("two", {"reduce": "w2", "join": "w1"}),
+        ):
+            views[name] = cut(running, source, database, name, query, workers), query
+        sent = []
+        hand_on = RemoteBatch._hand_on
+
+        def spied(batch, part, outcome) -> None:
+            hand_on(batch, part, outcome)
+            sent.extend(diffs.nbytes for diffs in outcome.sent.get(part.id, ()))
+
+        monkeypatch.setattr(RemoteBatch, "_hand_on", spied)
+        source.execute(
+            "INSERT INTO items SELECT i, repeat('x', 100) || i % 9 FROM generate_series(1000, 1900) i"
+        )
+        wait_until(lambda: not any(differs(source, name, query) for name in views), "they follow")
+        assert max(sent) > _WAITING_BYTES_MAX + row_transfer._WAITING_BYTES_MAX
+        change(source, random.Random(2), 5)
+        advanced(running, source, views)
+        running.stop()
+
+
+def test_a_batch_of_units_that_lag_is_given_up_on_all_workers(source, database, start, monkeypatch):
+    """The lower part has answered already when the higher one cannot go on."""
+    running = start()
+    with hosting(running.settings, "w1"), hosting(running.settings, "w2"):
+        view = cut(running, source, database, "sums", SUMS, {"reduce": "w1", "join": "w2"})
+        change(source, random.Random(1), 5)
+        check(running, source, sums=SUMS)
+        higher, lower = parts(running, view)
+        troubles = [TransientError("not now")] * 2
+        running.on(lambda: running.engine.lifecycle.pause(view))
+        change(source, random.Random(2), 5)
+        feed = Dataflow.feed
+
+        def failing(flow, node, diffs) -> None:
+            if troubles and node == lower.plan.sink.input:
+                raise troubles.pop()
+            feed(flow, node, diffs)
+
+        monkeypatch.setattr(Dataflow, "feed", failing)
+        running.on(lambda: running.engine.lifecycle.resume(view))
+        check(running, source, sums=SUMS)
+        assert not troubles
         assert higher.processed == lower.processed
         running.stop()
 
