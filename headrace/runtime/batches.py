@@ -189,8 +189,9 @@ class Processor:
                     self._end([shared], outcome)
                 elif shared.id not in outcome.failed:
                     readers = [u.id for u in (*units, *away) if shared.id in u.feeds.values()]
-                    pinned.enter_context(shared.read_by(readers))
-                    _recall(shared, outcome)
+                    if readers:  # else it may have forgotten the output
+                        pinned.enter_context(shared.read_by(readers))
+                        _recall(shared, outcome)
             # Views fed by other workers wait for them; all other views work meanwhile.
             waiting = [] if elsewhere is None else [v for v in views if elsewhere.feeds(v)]
             later = {view.id for view in waiting}

@@ -181,6 +181,38 @@ def test_a_higher_part_that_fails_goes_on_with_the_output_of_the_lower(
         running.stop()
 
 
+def test_a_higher_part_is_replayed_from_the_queue_of_the_lower(
+    source, database, start, monkeypatch
+):
+    """The view has the batches and leads, so that only the higher part has to catch up."""
+    running = start()
+    with process(running.settings, "w1") as one, hosting(running.settings, "w2"):
+        one.wait()
+        view = cut(running, source, database, "sums", SUMS, {"reduce": "w1", "join": "w2"})
+        change(source, random.Random(1), 5)
+        check(running, source, sums=SUMS)
+        running.on(running.engine.durability.finish)
+        running.book.checkpoints._txids = 10**9
+        running.book.checkpoints._interval_s = 10**9
+        change(source, random.Random(2), 5)
+        check(running, source, sums=SUMS)
+        higher, lower = parts(running, view)
+        catching_up = running.engine._catching_up
+        with monkeypatch.context() as patched:
+            patched.setattr(catching_up, "step", lambda: None)
+            one.kill()
+            wait_until(lambda: status_of(source, "sums")[0] == Status.SINK_ERROR, "it stands still")
+            one.start()
+            reached(running, view)
+            assert higher.processed < lower.processed == running.book.views[view].processed
+            running.on(running.engine.rewind_soon)
+            wait_until(lambda: running.book.views[view].leads, "it leads")
+            change(source, random.Random(3), 5)
+            check(running, source, sums=SUMS)
+        assert higher.processed == lower.processed
+        running.stop()
+
+
 def test_a_lower_part_may_send_more_than_all_queues_hold(source, database, start, monkeypatch):
     """Each side of a link holds some megabytes of rows, and no worker waits for another one."""
     query = (
@@ -226,6 +258,8 @@ def test_a_batch_of_units_that_lag_is_given_up_on_all_workers(source, database, 
         troubles = [TransientError("not now")] * 2
         running.on(lambda: running.engine.lifecycle.pause(view))
         change(source, random.Random(2), 5)
+        create(running, database, "most", MOST)
+        check(running, source, most=MOST)
         feed = Dataflow.feed
 
         def failing(flow, node, diffs) -> None:
@@ -234,10 +268,21 @@ def test_a_batch_of_units_that_lag_is_given_up_on_all_workers(source, database, 
             feed(flow, node, diffs)
 
         monkeypatch.setattr(Dataflow, "feed", failing)
+        recalled = []
+        recall = batches._recall
+
+        def spied(shared, outcome) -> None:
+            recall(shared, outcome)
+            recalled.append((shared.id, dict(outcome.forgotten)))
+
+        monkeypatch.setattr(batches, "_recall", spied)
         running.on(lambda: running.engine.lifecycle.resume(view))
         check(running, source, sums=SUMS)
         assert not troubles
         assert higher.processed == lower.processed
+        # Output that no unit of a batch reads may be gone, and is not looked for.
+        assert {shared for shared, _ in recalled} == {higher.id, lower.id}
+        assert not any(forgotten for _, forgotten in recalled)
         running.stop()
 
 
