@@ -83,7 +83,7 @@ class Outcome:
 
 
 class Elsewhere(Protocol):
-    """The other workers' part of a batch (``RemoteBatch``, ``worker_batches.Stages``)."""
+    """The other workers' part of a batch (``RemoteBatch``, ``worker_batches.BatchStages``)."""
 
     @property
     def units(self) -> Sequence[Unit]:

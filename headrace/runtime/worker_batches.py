@@ -132,7 +132,7 @@ class WorkerBatches:
                 session.send(done)
 
             units = [unit for stage in stages for unit in stage]
-            processor.run(units, frames, elsewhere=Stages(stages, frames, end))
+            processor.run(units, frames, elsewhere=BatchStages(stages, frames, end))
         except GivenUp:
             session.send(self._done(word, trouble=_given_up()))
         except HeadraceError as error:
@@ -172,7 +172,7 @@ class WorkerBatches:
 
 
 @dataclass(frozen=True, slots=True)
-class Stages:
+class BatchStages:
     """The stages of a batch on this worker, which end when the coordinator has sent their rows."""
 
     of: Sequence[Sequence[Unit]]

@@ -32,6 +32,8 @@ from tests.waiting import at_any_moment, wait_until
 
 TABLES = test_workers.TABLES
 FEW = "SELECT g, avg(x) AS mean FROM items GROUP BY g HAVING count(*) < 20"
+SIZES = f"SELECT n, count(*) AS groups, sum(total) AS total FROM ({SUMS}) s GROUP BY n"
+LEVELS = f"SELECT groups, count(*) AS sizes, sum(n) AS n FROM ({SIZES}) s GROUP BY groups"
 
 
 @pytest.fixture
@@ -74,6 +76,30 @@ def test_a_view_lives_on_another_machine(commander, source, far):
     change(source, rng)
     check(commander, sums=SUMS, most=MOST)
     assert commander.execute("SELECT * FROM headrace.verify_view('sums')").fetchall() == []
+
+
+def test_parts_read_parts_of_another_machine(engine, commander, source, far):
+    """Rows go from there to here and back, also after a kill and a cut."""
+    commander.execute("CALL headrace.add_worker('w1')")
+    levels = {"reduce_1": "w2", "reduce_2": "w1", "reduce_3": "w2"}
+    place(commander, "sizes", SIZES, {"reduce_1": "w1", "reduce_2": "w2"})
+    place(commander, "levels", LEVELS, levels)
+    commander.execute("CALL headrace.create_view('most', %s)", (MOST,))
+    rng = random.Random(3)
+    for _ in range(10):
+        change(source, rng)
+    check(commander, sizes=SIZES, levels=LEVELS, most=MOST)
+    found = commander.execute("SELECT * FROM headrace.view_stats('levels')").fetchall()
+    assert {name: worker for name, kind, _, worker, *_ in found if kind == "reduce"} == levels
+    os.kill(far.child(), signal.SIGKILL)
+    change(source, rng)
+    far.network.cut()
+    change(source, rng)
+    check(commander, most=MOST)
+    for name in ("sizes", "levels"):
+        wait_until(lambda n=name: follows(commander, n), f"{name} goes on")
+    change(source, rng)
+    check(commander, sizes=SIZES, levels=LEVELS, most=MOST)
 
 
 def listens(pid: int, port: int) -> bool:
@@ -287,6 +313,12 @@ def test_three_workers_go_on_after_anything(engine, source, tmp_path, seed, faul
                 queries.items(), ("w2", "w3", "w1", "main"), strict=True
             ):
                 place(conn, name, query, worker, sharing=False)
+            for name, query, at in (
+                ("sizes", SIZES, {"reduce_1": "w1", "reduce_2": "w2"}),
+                ("levels", LEVELS, {"reduce_1": "w2", "reduce_2": "w3", "reduce_3": "w1"}),
+            ):
+                place(conn, name, query, at)
+                queries[name] = query
         hand = [FAULTS[(seed * faults + n) % len(FAULTS)] for n in range(faults)]
         rng.shuffle(hand)
         for fault in hand:

@@ -184,7 +184,7 @@ def test_parts_read_parts(engine, commander, source):
     check(commander, pair=other)
     found = workers_of(commander, "pair")
     assert (found["join"], found["reduce"]) == ({"w1"}, {"w2"})
-    # What is below a part of a drained worker goes with what reads it.
+    # A part of a drained worker goes to its reader.
     commander.execute("CALL headrace.drain_worker('w2')")
     change(source, rng, 5)
     check(commander, pair=other)

@@ -38,7 +38,9 @@ def listed(conn: psycopg.Connection) -> dict[str, tuple]:
     return {name: (state, pid, count) for name, state, pid, count, *_ in rows.fetchall()}
 
 
-def place(conn: psycopg.Connection, name: str, query: str, worker: str, **options: object) -> None:
+def place(
+    conn: psycopg.Connection, name: str, query: str, worker: object, **options: object
+) -> None:
     conn.execute(
         "CALL headrace.create_view(%s, %s, options => %s)",
         (name, query, json.dumps({"placement": worker} | options)),

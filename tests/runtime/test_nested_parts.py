@@ -82,7 +82,7 @@ def nested(running, source, dsn: str) -> dict[str, tuple[int, str]]:
 
 
 def advanced(running, source, views: dict[str, tuple[int, str]], **others: str) -> None:
-    """Wait until the views go on, and check them and others."""
+    """Wait until the views go on, and check them, and more queries by name."""
     for view, _ in views.values():
         reached(running, view)
     queries = {name: query for name, (_, query) in views.items()}
