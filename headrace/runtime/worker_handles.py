@@ -75,7 +75,7 @@ class _Part:
     lagging: bool
     """Whether its units lag, so that another exchange carries the batch."""
     levels: dict[int, list[Unit]] = field(default_factory=dict)
-    """Its units by level: units of level 0 read tables only; a higher level also reads lower ones."""
+    """Its units by level: level 0 reads tables only, and a higher level also reads lower ones."""
     tables: set[int] = field(default_factory=set)
     commits: Commits = field(default_factory=dict)
     rows: int = 0
