@@ -248,7 +248,7 @@ def test_batches_of_units_that_lag_go_over_an_exchange_of_their_own(path: Path) 
 
     with linked(path, answer) as (made, other, _):
         made.join(Greeting([]))
-        made.send(BeginBatch(6, 6, 0, 0, 0, [2], {}))
+        made.send(BeginBatch(6, 6, 0, 0, 0, [[2]], {}))
         made.send(BeginBatch(3, 5, 0, 0, 0, [[1]], {}), lagging=True)
         done, diffs = made.results(5, 0, lagging=True)
         assert done.txid == 5
