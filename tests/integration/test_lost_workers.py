@@ -15,7 +15,7 @@ import pytest
 
 from tests.far import FarWorker, token
 from tests.integration import test_workers
-from tests.integration.test_far import FEW, Writer, follows, workers
+from tests.integration.test_far import FEW, SIZES, Writer, follows, workers
 from tests.integration.test_fed import change
 from tests.integration.test_workers import MOST, SUMS, check, place, placed_on, refused, running
 from tests.waiting import at_any_moment, wait_until
@@ -105,6 +105,23 @@ def test_views_of_a_lost_worker_go_on_elsewhere(engine, commander, source, tmp_p
             conn.execute("CALL headrace.drain_worker('w2')")
             check(conn, **queries)
             conn.execute("CALL headrace.remove_worker('w2')")
+
+
+@SOON
+def test_a_part_below_another_one_goes_on_with_its_reader(engine, commander, source, tmp_path):
+    rng = random.Random(2)
+    commander.execute("CALL headrace.add_worker('w1')")
+    with elsewhere(engine, tmp_path, "w2") as [far]:
+        place(commander, "sizes", SIZES, {"reduce_1": "w2", "reduce_2": "w1"})
+        change(source, rng)
+        check(commander, sizes=SIZES)
+        assert where(commander, "sizes") == {"reduce_1": "w2", "reduce_2": "w1"}
+        far.die()
+        change(source, rng)
+        wait_until(lambda: where(commander, "sizes") == {"reduce_2": "w1"}, "it is rebuilt")
+        wait_until(lambda: follows(commander, "sizes"), "it goes on")
+        change(source, rng)
+        check(commander, sizes=SIZES)
 
 
 def moved(conn: psycopg.Connection, name: str, worker: str) -> bool:

@@ -424,6 +424,7 @@ PLACED = {
         f" FULL JOIN ({SHARED['paired']}) b ON a.s % 10 = b.k",
         '{"reduce_1": "w1", "reduce_2": "w2"}',
     ),
+    "nested": (SHARED["sums"], '{"reduce": "w2", "join": "w1"}'),
 }
 """Views on other workers, or split over several."""
 
