@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
 from headrace.errors import OutOfReach, RowError
@@ -15,6 +16,7 @@ from headrace.network import link
 from headrace.network.ends import Near
 from headrace.network.link import FlightLink
 from headrace.network.messages import (
+    FAST_PIECE_BYTES,
     Alive,
     Attach,
     BeginBatch,
@@ -29,6 +31,7 @@ from headrace.network.messages import (
     UnitDiffs,
 )
 from headrace.network.port import Ended, FlightPort, FlightSession
+from headrace.network.sender import Sender
 from tests.network.test_messages import BATCH
 from tests.waiting import wait_until
 
@@ -257,6 +260,30 @@ def test_batches_of_units_that_lag_go_over_an_exchange_of_their_own(path: Path) 
         assert isinstance(greeting, Greeting)
         assert other.heard_lagging.get() == Attach(greeting.session)
         assert isinstance(other.heard.get(), BeginBatch)
+
+
+def test_much_output_of_a_unit_comes_in_pieces(path: Path, monkeypatch) -> None:
+    """Each one is a sign of life, also on this machine."""
+    large = pa.record_batch({"a": pa.array(range(1_000_000), pa.int64())})
+    sizes, heard = [], Sender.heard
+
+    def counted(sender: Sender, size: int) -> None:
+        sizes.append(size)
+        heard(sender, size)
+
+    def answer(session: FlightSession, word: ToWorker) -> None:
+        if isinstance(word, BeginBatch):
+            session.send_rows(UnitDiffs(1), large)
+            session.send(StageDone(word.txid, word.attempt, {1: 0.0}, {}, None, False, False, 0))
+        else:
+            politely(session, word)
+
+    monkeypatch.setattr(Sender, "heard", counted)
+    with linked(path, answer) as (made, _, _):
+        made.join(Greeting([]))
+        made.send(BeginBatch(5, 5, 0, 0, 0, [[1]], {}))
+        assert made.results(5, 0)[1][1].equals(large)
+    assert max(sizes) < 2 * FAST_PIECE_BYTES
 
 
 def test_the_link_ends_with_either_exchange(path: Path) -> None:

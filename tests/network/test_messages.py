@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from headrace.network.messages import (
     BeginBatch,
+    EndStage,
     Reply,
     StageDone,
     TableRows,
@@ -40,8 +41,11 @@ def test_a_batch_comes_as_it_went(oid: int, rows: int) -> None:
         assert all(buffer is None or buffer.address % 8 == 0 for buffer in column.buffers())
 
 
-@pytest.mark.parametrize("word", [BeginBatch(6, 7, 1, 2, 3, [[4], [5]], {4: [5, 6]})])
-def test_words_to_a_worker(word: BeginBatch) -> None:
+@pytest.mark.parametrize(
+    "word",
+    [BeginBatch(6, 7, 1, 2, 3, [[4], [5]], {4: [5, 6]}), EndStage(7, 9, {4: {"C": "22012"}})],
+)
+def test_words_to_a_worker(word: BeginBatch | EndStage) -> None:
     assert to_worker(packed(word)) == (word, None)
 
 

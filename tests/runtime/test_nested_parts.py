@@ -13,6 +13,7 @@ from headrace.collections.dataflow import Dataflow
 from headrace.errors import Interrupted, TransientError
 from headrace.network.sender import _WAITING_BYTES_MAX
 from headrace.runtime import batches, row_transfer
+from headrace.runtime.leaving import TRIES_MAX
 from headrace.runtime.worker_handles import RemoteBatch
 from headrace.sql.status import Status
 from tests.compared import differs, status_of
@@ -178,6 +179,32 @@ def test_a_higher_part_that_fails_goes_on_with_the_output_of_the_lower(
         check(running, source, sums=SUMS)
         assert {shared for shared, _ in recalled} >= {lower.id}
         assert higher.processed == lower.processed
+        running.stop()
+
+
+def test_an_interrupted_lower_part_is_tried_as_often_as_any_unit(
+    source, database, start, monkeypatch
+):
+    """Its readers fail with it, which is no further try."""
+    running = start(sink_retry_ms=10)
+    with hosting(running.settings, "w1"), hosting(running.settings, "w2"):
+        view = cut(running, source, database, "sums", SUMS, {"reduce": "w1", "join": "w2"})
+        change(source, random.Random(1), 5)
+        check(running, source, sums=SUMS)
+        end = Dataflow.end
+        failures = [Interrupted("not now", sqlstate="57014")] * (TRIES_MAX - 1)
+
+        def failing(flow, *args):
+            if failures and flow.tables:
+                raise failures.pop()
+            return end(flow, *args)
+
+        monkeypatch.setattr(Dataflow, "end", failing)
+        source.execute("INSERT INTO orders VALUES (1000, 1, 7)")
+        wait_until(lambda: not failures or not running.book.views[view].owned, "it has failed")
+        assert running.book.views[view].owned
+        wait_until(lambda: running.book.views[view].leads, "it leads again")
+        check(running, source, sums=SUMS)
         running.stop()
 
 
