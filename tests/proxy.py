@@ -93,6 +93,8 @@ class Proxy:
                 client.close()
                 continue
             pair = (client, server)
+            for end in pair:  # a network does not wait for more data
+                end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             with self._lock:
                 self._pairs.add(pair)
             for source, sink, answers in ((client, server, False), (server, client, True)):

@@ -65,6 +65,8 @@ class World:
         """Whether some views are on another worker."""
         self.streamed = seed % 5 in (1, 3)
         """Whether the server sends each change at once, before its transaction ends."""
+        self.patience_s = PATIENCE_S
+        """Seconds in which all views must agree with their queries once nothing is written."""
         self.server = server
         self.folder = folder
         self.name = f"m_{seed}_{os.getpid()}"
@@ -274,7 +276,7 @@ class World:
             with connect(self.dsn) as conn:
                 return self._wrong(conn)
 
-        wait_until(lambda: not wrong(), wrong)
+        wait_until(lambda: not wrong(), wrong, self.patience_s)
 
     def _wrong(self, conn: psycopg.Connection) -> dict[str, Any]:
         """Return the views that are not equal or not running, with their differences.
