@@ -351,7 +351,7 @@ def bring_about(fault: str, engine, other: FarWorker, rng: random.Random) -> Non
         case "kill":
             os.kill(other.child(), signal.SIGKILL)
         case "end" | "disk":
-            other.end(signal.SIGKILL)
+            other.die() if fault == "disk" else other.end(signal.SIGKILL)
             at_any_moment(rng, 0.0, 0.5)
             if fault == "disk":
                 shutil.rmtree(other.folder / "data")

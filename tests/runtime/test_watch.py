@@ -254,6 +254,29 @@ def test_rows_after_an_alteration_are_not_taken_in(source, start, database):
     assert differs(source, "k", "SELECT * FROM keep") == []
 
 
+def test_facts_of_a_former_server_do_not_vouch_for_a_description(source, start, database):
+    """They may show XIDs that the server has yet to assign, as after a failover."""
+    running = start(catalog_poll_ms=600_000)
+    make_table(source, "t")
+    create_view(running, database, "v", source_plan(source, "t"), "SELECT * FROM t")
+    source.execute("UPDATE t SET v = 5 WHERE id = 1")
+    settle(running, source)
+    polled(running)
+    watch = running.engine.watch
+
+    def forge() -> int:
+        for facts in watch._now.values():
+            facts["seen"] = f"{10**9}:{10**9}:"
+        return len(watch._now)
+
+    assert running.on(forge)
+    before = source.execute("SELECT * FROM v ORDER BY 1").fetchall()
+    source.execute("ALTER TABLE t ALTER v TYPE int USING v * 1000")
+    source.execute("INSERT INTO t VALUES (60, 1, 'x')")
+    assert "was rewritten" in stopped(source, "v")
+    assert source.execute("SELECT * FROM v ORDER BY 1").fetchall() == before
+
+
 def test_alteration_while_the_engine_is_down(source, start, database):
     running = start(catalog_poll_ms=600_000)
     make_table(source, "t")
