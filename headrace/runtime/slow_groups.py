@@ -2,9 +2,8 @@
 
 A group is slow if it takes most of the time of batches, and more than ``slow_batch_ms`` each,
 whether it computes here or on another worker.  It lags for a while at least, and leads again once
-it is fast.  Two kinds of views do not lag on purpose, nor do their groups.  Time passes without
-batches for views that read the clock.  And a link to another machine may carry less than is
-committed; the source must wait for it, or such a view would fall behind for ever.
+it is fast.  Groups with views that read the clock do not lag on purpose, because time passes for
+them without batches.
 """
 
 from __future__ import annotations
@@ -96,13 +95,12 @@ class SlowGroups:
     def dissolve(self) -> None:
         """Let the views of slow groups lead, once they have caught up, that cannot lag on purpose.
 
-        The log has no room, they read the clock now, or they are on another machine now.  REQUIRES:
-        no thread works on their states.
+        The log has no room, or they read the clock now.  REQUIRES: no thread works on their states.
         """
         self.check_room()
         groups = self._state.lagging.groups
         if groups:
-            groups -= {v.commit_group for v in self._state.lagging_views if self._must_lead(v)}
+            groups -= {v.commit_group for v in self._state.lagging_views if v.temporal}
 
     def _fast(self) -> list[str]:
         """Return the slow groups that lack no batch."""
@@ -124,15 +122,7 @@ class SlowGroups:
         live = [view for view in state.views.values() if view.live]
         others = {view.commit_group for view in live} - lagging.groups - {group}
         mine = [view for view in live if view.commit_group == group]
-        return bool(others) and not any(self._must_lead(view) for view in mine)
-
-    def _must_lead(self, view: View) -> bool:
-        """Return whether a view cannot lag on purpose."""
-        if view.temporal or not (view.placed or view.parts):
-            return view.temporal
-        hosts = map(self._state.hosts.get, {view.placed, *view.parts.values()})
-        links = [host.link for host in hosts if host is not None]
-        return any(link is not None and link.end.far for link in links)
+        return bool(others) and not any(view.temporal for view in mine)
 
     def _set_lagging(self, group: str, took_s: float, slowest: str) -> None:
         """Let a group lag from the next batch on.
