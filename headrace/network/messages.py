@@ -131,6 +131,8 @@ class BeginBatch(msgspec.Struct, tag=True):
     stages: list[list[int]]
     """Units by stage; all that a unit reads is complete at the end of its stage."""
     commits: Commits
+    last: dict[int, int] = {}
+    """The last txid that a unit was sent, where the batches after it had nothing for it."""
 
 
 class TableRows(msgspec.Struct, tag=True):

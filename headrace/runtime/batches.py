@@ -72,7 +72,7 @@ class Outcome:
     touched: set[int] = field(default_factory=set)
     """IDs of the units that took part."""
     remote_s: dict[int, float] = field(default_factory=dict)
-    """Seconds of work by unit, of those on other workers that took part."""
+    """Seconds of work, or of waiting for it, by unit, of those on other workers that took part."""
     diffs: dict[int, pa.RecordBatch] = field(default_factory=dict)
     failed: dict[int, HeadraceError] = field(default_factory=dict)
     """Errors by unit ID, also of shared subplans."""

@@ -159,6 +159,8 @@ class RemoteStore:
     unit_id: int
     durable: int
     """The txid of the last checkpoint."""
+    processed: int
+    """The last txid that the worker has processed; later ones may have had nothing for the unit."""
 
     @property
     def up(self) -> bool:
@@ -178,11 +180,12 @@ class RemoteStore:
         A lost worker comes back with the states of its last checkpoint.
         """
         try:
-            return self.call(
+            self.processed = self.call(
                 lambda number: GoBack(number, self.unit_id, txid, self.host.take_commits())
             )
         except OutOfReach:
             return self.durable
+        return self.processed
 
     def near(self, instant: int) -> int:
         """See ``Dataflow``."""

@@ -118,7 +118,7 @@ class WorkerBatches:
     ) -> None:
         frames = SentFrames(word, inbox, self._ask)
         try:
-            stages = [[self._behind(i, word.first) for i in stage] for stage in word.stages]
+            stages = [[self._behind(i, word) for i in stage] for stage in word.stages]
 
             def end(number: int, outcome: Outcome) -> None:
                 for unit in stages[number]:
@@ -143,11 +143,12 @@ class WorkerBatches:
                 trouble = _given_up()
             session.send(self._done(word, trouble=trouble))
 
-    def _behind(self, unit_id: int, first: int) -> Placed:
-        """Return a unit that has processed all txids before ``first``."""
-        unit = self.unit(unit_id)
-        if unit.processed != first - 1:
-            raise BugError(f"unit {unit_id} is at txid {unit.processed} when {first} comes")
+    def _behind(self, unit_id: int, word: BeginBatch) -> Placed:
+        """Return a unit that has processed all earlier txids that have anything for it."""
+        unit, before = self.unit(unit_id), word.first - 1
+        if unit.processed != word.last.get(unit_id, before):
+            raise BugError(f"unit {unit_id} is at txid {unit.processed} when {word.first} comes")
+        unit.processed = before
         return unit
 
     def _done(

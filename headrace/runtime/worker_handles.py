@@ -82,13 +82,36 @@ class _Part:
     """Rows sent since the last end of a stage."""
     fed: set[int] = field(default_factory=set)
     """Units whose output, or error, was sent."""
+    begun: bool = False
     over: bool = False
-    """Whether it has ended the batch."""
+    """Whether it has ended the batch, or the batch had nothing for it."""
     lost: OutOfReach | None = None
 
     @property
     def units(self) -> list[Unit]:
         return [unit for level in sorted(self.levels) for unit in self.levels[level]]
+
+    @property
+    def may_wait(self) -> bool:
+        """Whether the batch need not be sent as long as it has no rows for these units.
+
+        So no other view waits for a worker whose tables have not changed.
+        """
+        clocked = any(unit.temporal for unit in self.units)
+        return self.link.up and not self.lagging and self.levels.keys() == {0} and not clocked
+
+    def begin(self, frames: Frames) -> None:
+        if self.begun:
+            return
+        self.begun, before, last = True, frames.first - 1, {}
+        for unit in self.units:
+            assert isinstance(unit.store, RemoteStore), "it is on that worker"
+            if unit.store.processed != before:
+                last[unit.id] = unit.store.processed
+            unit.begin(frames.txid)
+        at = (frames.first, frames.txid, frames.attempt, frames.instant, frames.oldest_us)
+        stages = [[u.id for u in self.levels[level]] for level in sorted(self.levels)]
+        self.send(BeginBatch(*at, stages, self.commits, last))
 
     def send(self, word: ToWorker, batch: pa.RecordBatch | None = None) -> None:
         if self.lost is None:
@@ -129,17 +152,17 @@ class RemoteBatch:
     units: list[Unit] = field(init=False)
     ids: set[int] = field(init=False)
     frames: Frames = field(init=False)
-    begun: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
         self.units = [unit for part in self.parts for unit in part.units]
         self.ids = {unit.id for unit in self.units}
 
     def give_up(self) -> None:
-        """Report the commits later if the batch was not begun; on the engine's thread."""
-        if not self.begun:
-            for part in self.parts:
+        """Report the commits later where the batch was not begun; on the engine's thread."""
+        for part in self.parts:
+            if not part.begun:
                 part.host.commits |= part.commits
+                part.commits = {}
 
     def run(
         self,
@@ -160,24 +183,25 @@ class RemoteBatch:
             raise
 
     def _begin(self, frames: Frames) -> None:
-        self.frames, self.begun = frames, True
-        at = (frames.first, frames.txid, frames.attempt, frames.instant, frames.oldest_us)
+        self.frames = frames
         for part in self.parts:
-            for unit in part.units:
-                unit.begin(frames.txid)
-            stages = [[u.id for u in part.levels[level]] for level in sorted(part.levels)]
-            part.send(BeginBatch(*at, stages, part.commits))
+            if not part.may_wait:
+                part.begin(frames)
 
     def _put(self, chunk: list[TableDiffs] | None) -> None:
         """Send changes to the workers that read their tables; None: there are no more."""
         for part in self.parts:
             if chunk is None:
-                if 0 in part.levels:
+                part.over = not part.begun
+                if part.begun and 0 in part.levels:
                     part.end(self.frames.txid, {})
                 continue
             for frame in chunk:
                 if frame.table_oid in part.tables:
+                    part.begin(self.frames)
                     part.send_rows(TableRows(frame.table_oid), frame.diffs.batch)
+        if chunk is None:
+            self.give_up()
 
     def feeds(self, unit: Unit) -> bool:
         """Return whether a unit here reads output of the workers."""
@@ -189,6 +213,11 @@ class RemoteBatch:
         No deadlock: a worker gets the rows of a level only after its results of all lower ones.
         """
         stopped = self.frames.stopped
+        outcome.failed |= {
+            unit.id: stopped[view_id]
+            for unit in self.units
+            if (view_id := self.needed_by[unit.id]) in stopped
+        }
         for level in sorted({level for part in self.parts for level in part.levels}):
             parts = [part for part in self.parts if level in part.levels and not part.over]
             for part in parts if level else ():
@@ -233,8 +262,9 @@ class RemoteBatch:
         part.send(frames.txid, frames.attempt, frames.oldest_us, diffs)
 
     def _collect(self, part: _Part, level: int, outcome: Outcome) -> None:
-        host, frames = part.host, self.frames
+        host, frames, began = part.host, self.frames, clock.monotonic()
         done, diffs = part.results(frames.txid, frames.attempt)
+        waited_s = clock.monotonic() - began
         host.large, host.crowded = done.large, done.crowded
         host.memory_bytes = done.memory_bytes
         if done.trouble is not None:
@@ -245,17 +275,25 @@ class RemoteBatch:
                 raise error
             outcome.failed |= {unit.id: error for unit in part.units}
             return
+        for unit in part.levels[level]:
+            assert isinstance(unit.store, RemoteStore), "it is on that worker"
+            unit.store.processed = frames.txid
         outcome.touched |= done.took_s.keys()
         outcome.remote_s |= done.took_s
+        if done.took_s:  # its link may take longer than its work
+            slowest = max(done.took_s, key=lambda unit_id: done.took_s[unit_id])
+            outcome.remote_s[slowest] = max(outcome.remote_s[slowest], waited_s)
         outcome.diffs |= diffs
         outcome.failed |= {i: errors.from_wire(e) for i, e in done.failed.items()}
 
     def _abort(self) -> None:
         """Give up the batch on all workers; return when none works on units that lag."""
-        for part in self.parts:
+        self.give_up()
+        begun = [part for part in self.parts if part.begun]
+        for part in begun:
             part.link.interrupt([unit.id for unit in part.units])
             part.send(AbortBatch())
-        for part in self.parts:
+        for part in begun:
             # Nothing else orders later messages about units that lag after their work.
             with contextlib.suppress(OutOfReach):
                 while part.lagging and not part.over:
@@ -569,7 +607,7 @@ class WorkerHandles:
 
     def _restore(self, unit: Unit, host: RemoteWorker, link: FlightLink, mark: StateMark) -> None:
         host.units.add(unit.id)
-        unit.restore(RemoteStore(host, link, unit.id, mark.txid), mark)
+        unit.restore(RemoteStore(host, link, unit.id, mark.txid, mark.txid), mark)
 
 
 def _record(unit: Unit) -> UnitRecord:

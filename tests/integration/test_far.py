@@ -111,6 +111,25 @@ def listens(pid: int, port: int) -> bool:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="there is no /proc")
+def test_a_slow_link_does_not_hold_up_other_commit_groups(commander, source, far):
+    rng, queries = random.Random(8), {"sums": SUMS, "most": MOST}
+    place(commander, "sums", SUMS, "w2", sharing=False, commit_group="far")
+    place(commander, "most", MOST, "main", sharing=False)
+    far.network.delay_s = 0.1
+
+    def apart() -> bool:
+        change(source, rng)
+        check(commander, most=MOST)
+        found = commander.execute("SELECT name, cursor FROM headrace.list_views()").fetchall()
+        return dict(found) == {"public.sums": "catching_up", "public.most": "leading"}
+
+    wait_until(apart, "the view behind the link lags")
+    check(commander, **queries)
+    far.network.delay_s = 0.0
+    change(source, rng)
+    check(commander, **queries)
+
+
 def test_the_process_that_computes_does_not_relay(far):
     """Otherwise each byte would wait until that process releases the interpreter lock."""
     assert listens(far.pid, far.port)

@@ -26,6 +26,7 @@ from headrace.collections.dataflow import Dataflow, load_columns
 from headrace.config import Settings
 from headrace.expressions.ir import Expr
 from headrace.expressions.remote import RemoteEvaluator
+from headrace.forwarder import policy
 from headrace.kernels import copytext, text
 from headrace.population import uses
 from headrace.population.names import role
@@ -246,6 +247,11 @@ def populate(
     weights = result.column(WEIGHT).to_numpy()
     rows = result.take(pa.array(np.arange(len(weights)).repeat(weights)))
     return lsn, rows, facts
+
+
+def no_checkpoints(running: Running) -> None:
+    """Let no checkpoint begin by itself from now on."""
+    running.book.checkpoints._limits = policy.CheckpointLimits(10**9, 1e9, 1e9)
 
 
 def settle(running: Running, conn: psycopg.Connection, seconds: float = PATIENCE_S) -> None:

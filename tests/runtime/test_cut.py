@@ -21,7 +21,7 @@ from headrace.state.rocks import RocksDatabase
 from tests.compared import status_of
 from tests.runtime import hosted, test_sharing
 from tests.runtime.disturbances import locked, told
-from tests.runtime.harness import Running, settings_for, settle
+from tests.runtime.harness import Running, no_checkpoints, settings_for, settle
 from tests.runtime.hosted import HostProcess, hosting, reached
 from tests.runtime.test_engine import POINTS, WorkerProcess, assert_consistent
 from tests.runtime.test_sharing import MOST, ROWS, SUMS, change, check, create, killed
@@ -95,8 +95,7 @@ def test_others_do_not_notice_that_a_worker_is_killed(source, database, start, w
     check(running, source, sums=SUMS, most=MOST)
     # Not all of the finished work is durable.
     running.on(running.engine.durability.finish)
-    running.book.checkpoints._txids = 10**9
-    running.book.checkpoints._interval_s = 10**9
+    no_checkpoints(running)
     change(source, random.Random(3), 10)
     check(running, source, sums=SUMS, most=MOST)
     before = running.book.reconnects

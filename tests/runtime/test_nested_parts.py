@@ -19,7 +19,7 @@ from headrace.sql.status import Status
 from tests.compared import differs, status_of
 from tests.runtime import test_sharing
 from tests.runtime.disturbances import locked, told
-from tests.runtime.harness import settle
+from tests.runtime.harness import no_checkpoints, settle
 from tests.runtime.hosted import hosting, process, reached
 from tests.runtime.test_cut import BOTH, crashed, cut, parts, states
 from tests.runtime.test_sharing import MOST, SUMS, change, check, create
@@ -104,8 +104,7 @@ def test_the_worker_of_a_higher_or_lower_part_is_killed(source, database, start,
         advanced(running, source, views, most=MOST)
         # Not all of the finished work is durable.
         running.on(running.engine.durability.finish)
-        running.book.checkpoints._txids = 10**9
-        running.book.checkpoints._interval_s = 10**9
+        no_checkpoints(running)
         change(source, random.Random(3), 10)
         advanced(running, source, views, most=MOST)
         before = running.book.reconnects
@@ -219,8 +218,7 @@ def test_a_higher_part_is_replayed_from_the_queue_of_the_lower(
         change(source, random.Random(1), 5)
         check(running, source, sums=SUMS)
         running.on(running.engine.durability.finish)
-        running.book.checkpoints._txids = 10**9
-        running.book.checkpoints._interval_s = 10**9
+        no_checkpoints(running)
         change(source, random.Random(2), 5)
         check(running, source, sums=SUMS)
         higher, lower = parts(running, view)
