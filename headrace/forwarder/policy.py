@@ -33,8 +33,10 @@ COALESCED_TXIDS: Final = 1_000
 """Maximum number of txids of a coalesced batch."""
 _COALESCED_S: Final = 0.5
 """Longest time that a coalesced batch should take."""
-_SAVES: Final = 0.75
-"""Half as many txids are worth it if a batch then takes this share of the time, at most."""
+_REMEMBERED: Final = 0.9
+"""Weight of a batch beside that of the next one."""
+_SPREAD: Final = 0.02
+"""Least relative variance of the sizes of batches that tells their fixed cost."""
 AHEAD_TXIDS: Final = 100
 """Batches by which a shared subplan goes ahead of a reader that lags, which writes them at once."""
 _SLOW_TIMES: Final = 2
@@ -157,29 +159,36 @@ def last_coalesced(
 class CoalescedSize:
     """The number of txids in a coalesced batch of one view, so that it takes half a second.
 
-    Commands wait for the end of a batch, and a slow group is as late as its batches take.  Where
-    the time hardly depends on the number, as for a window over one large partition, the number is
-    not reduced: otherwise the view would never catch up.
+    Commands wait for the end of a batch, and a slow group is as late as its batches take.  But if a
+    batch takes long however few txids it has, as for a window over one large partition, it has so
+    many that they take half of its time: otherwise the view would never catch up.
     """
 
     txids: int = COALESCED_TXIDS
-    least: int = 1
-    """Number below which a batch takes hardly less time."""
-    halved_s: float = 0.0
-    """Seconds of a batch of twice as many, if the number was just halved."""
+    fixed_s: float = 0.0
+    """Estimated seconds of a batch, besides ``each_s`` for each txid."""
+    each_s: float = 0.0
+    sums: tuple[float, ...] = (0.0, 0.0, 0.0, 0.0, 0.0)
+    """Of the last batches, the latest ones with more weight: weights, txids, seconds, txids²,
+    txids · seconds."""
 
     def took(self, txids: int, seconds: float) -> CoalescedSize:
         """Return the size after a batch of ``txids`` took ``seconds``."""
-        if txids < self.txids and seconds <= _COALESCED_S:
-            return self  # it would have had more, if there had been more
-        if self.halved_s and seconds > _SAVES * self.halved_s:
-            whole = min(2 * self.txids, COALESCED_TXIDS)
-            return CoalescedSize(whole, whole)
-        if seconds > _COALESCED_S and txids > self.least:
-            return CoalescedSize(max(txids // 2, self.least), self.least, seconds)
-        if seconds < _COALESCED_S / 4:
-            return CoalescedSize(min(2 * self.txids, COALESCED_TXIDS))
-        return CoalescedSize(self.txids, self.least)
+        seen = (1.0, txids, seconds, txids * txids, txids * seconds)
+        sums = tuple(_REMEMBERED * old + new for old, new in zip(self.sums, seen, strict=True))
+        weight, n, s, nn, ns = sums
+        spread, expected_s = weight * nn - n * n, self.fixed_s + self.each_s * txids
+        if spread > _SPREAD * n * n:  # a regression
+            each_s = min(max((weight * ns - n * s) / spread, 0.0), s / n)
+            fixed_s = max((s - each_s * n) / weight, 0.0)
+        elif expected_s:
+            each_s, fixed_s = (part * seconds / expected_s for part in (self.each_s, self.fixed_s))
+        else:
+            each_s, fixed_s = seconds / txids, 0.0
+        time_s = max(_COALESCED_S - fixed_s, fixed_s)
+        most = min(2 * self.txids, COALESCED_TXIDS)
+        wanted = most if time_s >= most * each_s else max(int(time_s / each_s), 1)
+        return CoalescedSize(wanted, fixed_s, each_s, sums)
 
 
 def slow_group(seconds: Mapping[str, float], limit_s: float) -> str | None:

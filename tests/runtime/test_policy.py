@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -323,29 +324,32 @@ def test_no_pause_after_failures_is_unbounded(longest_s):
     assert pauses[-1] == longest_s
 
 
-def coalesced(fixed_s: float, txid_s: float, batches: int) -> list[tuple[int, float]]:
+def coalesced(
+    fixed_s: float, txid_s: float, batches: int, noise: Callable[[], float] = lambda: 1.0
+) -> list[tuple[int, float]]:
     """Return the txids and seconds of the batches of a view that is far behind."""
     size, taken = policy.CoalescedSize(), []
     for _ in range(batches):
-        taken.append((size.txids, fixed_s + size.txids * txid_s))
+        taken.append((size.txids, (fixed_s + size.txids * txid_s) * noise()))
         size = size.took(*taken[-1])
     return taken
 
 
-@given(st.floats(0.0, 0.1), st.floats(1e-5, 0.3))
+@given(st.floats(0.0, 0.2), st.floats(1e-5, 0.3))
 def test_coalesced_batches_take_half_a_second(fixed_s, txid_s):
     later = coalesced(fixed_s, txid_s, 60)[20:]
-    assert all(seconds <= 0.5 or txids == 1 for txids, seconds in later)
-    assert all(seconds >= 0.1 or txids == 1_000 for txids, seconds in later)
+    assert all(seconds <= 0.6 or txids == 1 for txids, seconds in later)
+    assert all(seconds >= 0.2 or txids in (1, 1_000) for txids, seconds in later)
 
 
-@given(st.floats(0.0, 30.0), st.floats(1e-6, 0.1))
-def test_smaller_batches_let_no_view_fall_behind(fixed_s, txid_s):
-    """Also if the time of a batch hardly depends on its size."""
-    taken = coalesced(fixed_s, txid_s, 200)
-    txids, seconds = map(sum, zip(*taken, strict=True))
-    first_s = taken[0][1]
-    assert seconds - 20 * first_s <= 3.5 * txids / 1_000 * first_s
+@given(st.floats(0.0, 30.0), st.floats(1e-6, 0.1), st.randoms(use_true_random=False))
+def test_smaller_batches_let_no_view_fall_behind(fixed_s, txid_s, rng):
+    """Also if the time of a batch hardly depends on its size, or on chance."""
+    for noise, worst in ((lambda: 1.0, 2.5), (lambda: 2.0 ** rng.uniform(-1, 1), 8.0)):
+        taken = coalesced(fixed_s, txid_s, 400, noise)
+        txids, seconds = map(sum, zip(*taken, strict=True))
+        first_s = fixed_s + 1_000 * txid_s
+        assert seconds - 20 * first_s <= worst * txids / 1_000 * first_s
 
 
 @given(st.lists(st.tuples(st.integers(1, 1_000), st.floats(0.0, 100.0)), max_size=50))
@@ -353,4 +357,4 @@ def test_the_size_of_a_coalesced_batch_stays_within_its_bounds(batches):
     size = policy.CoalescedSize()
     for txids, seconds in batches:
         size = size.took(min(txids, size.txids), seconds)
-        assert 1 <= size.least <= size.txids <= 1_000
+        assert 1 <= size.txids <= 1_000
