@@ -59,6 +59,7 @@ _MEETING_PAUSE: Final = 10
 """Shortest time between two waits, as a multiple of the last wait."""
 _MISSING_MAX: Final = 8
 """Missing checkpoints after which no more batches are taken."""
+_LEAVES_OUT_S: Final = 1.0
 _BACKOFF_S: Final = 0.2
 _TARGET_S: Final = (0.05, 1.0)
 """Least and greatest latency target by which views take turns: none gets less than a twentieth of
@@ -362,6 +363,11 @@ class CheckpointLimits:
     def missing(self, pending: int) -> bool:
         """Return whether so many checkpoints are missing that no more batches may be taken."""
         return pending >= _MISSING_MAX * self.txids
+
+
+def leaves_out_at(now: float) -> float:
+    """Return when a checkpoint begins without the units that lag, if they are worked on ``now``."""
+    return now + _LEAVES_OUT_S
 
 
 def backoff_s(failures: int, longest_s: float) -> float:

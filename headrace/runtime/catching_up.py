@@ -14,8 +14,8 @@ that has reached the last batch taken leads again; a slow group does so once it 
 All accounting of positions treats a lagging view like a paused one.  Only work on states must be
 exclusive:
 
-* Invariant 1: while the thread works on units (``Lagging.working``), no other thread touches their
-  states: no checkpoint of them is under way, no memory is moved, no command runs.
+* Invariant 1: while the thread works on units (``Lagging.working``), no other thread changes their
+  states: no checkpoint of them begins or ends, no memory is moved, no command runs.
 * Invariant 2: lagging views never go beyond the last commit of the leading ones since the stream
   began, so a view that leads again has nothing in flight here.
 * Invariant 3: a coalesced batch crosses no txid at which an earlier run left a result table, or the
@@ -275,8 +275,8 @@ class CatchingUp:
             self._cursors.reach([], 0)
         if self.busy or not views or clock.monotonic() < self._retry_at:
             return
-        if lagging.left_out or state.checkpoints.underway:
-            return  # a checkpoint may hold their states, or has to be made up for
+        if lagging.awaited:
+            return  # first a checkpoint that has their states
         coalesced = self._next() if self._connect() else None
         if coalesced is None:
             return
@@ -406,6 +406,8 @@ class CatchingUp:
         """
         state = self._state
         units: list[Unit] = [unit for unit in (*views, *shared) if unit.processed == at]
+        if state.checkpoints.elsewhere and any(unit.placed for unit in units):
+            return False  # their worker ends it beside their next batch
         return all(unit.store is not None for unit in units) and all(
             state.subplans[feeder].processed >= at
             for unit in units
@@ -476,6 +478,13 @@ class CatchingUp:
         for unit in coalesced.units:
             unit.reset()
 
+    def rest(self, serve: Callable[[], None]) -> None:
+        """Return when the thread does not work; ``serve``: see ``abort``."""
+        future = self._future
+        while future is not None and not future.done():
+            serve()
+            wait_for([future], _GIVE_UP_S)
+
     def abort(self, serve: Callable[[], None]) -> None:
         """Give up what is under way; return when no thread works on it any more.
 
@@ -483,9 +492,8 @@ class CatchingUp:
         """
         self._sink.leave()
         self._connected = False
-        future, coalesced = self._future, self._coalesced
-        self._future = self._coalesced = None
-        if future is not None and coalesced is not None:
+        coalesced = self._coalesced
+        if coalesced is not None:
             for unit_id in self._state.lagging.working:
                 unit = self._state.unit(unit_id)
                 if unit is None:
@@ -493,10 +501,9 @@ class CatchingUp:
                 self._hosts.interrupt_unit(unit)
                 if unit.bound is not None and unit.bound.inside:
                     unit.bound.cancel(Interrupted("the stream begins anew", sqlstate="57014"))
-            while not future.done():
-                serve()
-                wait_for([future], _GIVE_UP_S)
+            self.rest(serve)
             coalesced.remote.give_up()
+        self._future = self._coalesced = None
         self._cursors.leave()
         self._state.lagging.working = frozenset()
         owner = self._state.connections

@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 import queue
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -100,6 +100,16 @@ class Checkpoints:
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="headrace-checkpoint", daemon=True)
         self._thread.start()
+
+    @property
+    def units(self) -> Set[int]:
+        """IDs of the units in the checkpoint that is under way."""
+        return self._underway.holds.marks.keys() if self._underway is not None else frozenset()
+
+    @property
+    def elsewhere(self) -> bool:
+        """Whether other workers write a part of the checkpoint that is under way."""
+        return self._underway is not None and bool(self._underway.away)
 
     @property
     def underway(self) -> bool:

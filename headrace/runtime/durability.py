@@ -6,10 +6,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections.abc import Callable, Iterable
 from typing import Final
 
 from headrace import clock
+from headrace.forwarder import policy
 from headrace.forwarder.stream import Stream
 from headrace.process import faults
 from headrace.runtime import positions
@@ -25,8 +27,12 @@ _CHECK_S: Final = 1.0
 class Durability:
     """Checkpoints and confirmation of one engine; every method runs on its thread."""
 
-    def __init__(self, state: EngineState) -> None:
+    def __init__(self, state: EngineState, rest: Callable[[], None]) -> None:
+        """Create it; ``rest`` returns when no thread works on units that lag."""
         self._state = state
+        self._rest = rest
+        self._waits_until = math.inf
+        """When a checkpoint that waits for units that lag begins without them."""
         self._confirm_at = 0.0
         self._check_at = 0.0
         self._asked = 0
@@ -39,13 +45,31 @@ class Durability:
         urgency_at = self.urgency.step()
         ahead = self._confirmable() > self._state.confirmed
         due = self._due(ahead=ahead)
-        if due <= clock.monotonic():
+        now = clock.monotonic()
+        if due <= now and self._may_begin(now):
             self.begin()
             due = self._due(ahead=ahead)
+        elif due <= now:
+            due = self._waits_until
         return min(due, self._confirm_at, urgency_at)
 
+    def _may_begin(self, now: float) -> bool:
+        """Return whether a checkpoint begins, or waits for the end of work on units that lag."""
+        lagging = self._state.lagging
+        if lagging.working and self._waits_until == math.inf:
+            lagging.awaited, self._waits_until = True, policy.leaves_out_at(now)
+        return not lagging.working or now >= self._waits_until
+
     def end(self, *, wait: bool = False) -> None:
-        """Handle a checkpoint that was written; ``wait`` until none is under way."""
+        """Handle a checkpoint that was written; ``wait`` until none is under way.
+
+        It ends when no thread works on its units.
+        """
+        state = self._state
+        if not state.lagging.working.isdisjoint(state.checkpoints.units):
+            if not wait:
+                return
+            self._rest()
         what = self._state.checkpoints.end(self._state.db, wait=wait)
         if what is not None:
             self._take(what)
@@ -136,7 +160,7 @@ class Durability:
             state.checkpoints.pending > 0 and state.db.checkpoint_due
         )
         crowded = self.urgency.crowded
-        owed = state.lagging.left_out and not state.lagging.working
+        owed = state.lagging.awaited and not state.lagging.working
         return state.checkpoints.due(ahead=ahead, large=large, crowded=crowded, owed=owed)
 
     def begin(self) -> None:
@@ -145,7 +169,7 @@ class Durability:
         state = self._state
         left_out = self._left_out()
         units = [unit for unit in state.index.undurable if unit.id not in left_out]
-        state.lagging.left_out = bool(state.lagging.working)
+        state.lagging.awaited, self._waits_until = bool(state.lagging.working), math.inf
         for host in state.hosts.values():
             host.large = False
         meta: positions.Meta = {}

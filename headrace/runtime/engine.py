@@ -95,7 +95,7 @@ class Engine:
             coverage=Coverage(state, lambda: self._ticker.passed),
         )
         # Lowest layer first.
-        self.durability: Final = Durability(state)
+        self.durability: Final = Durability(state, self._rest_lagging)
         self.watch: Final = Watch(state)
         self.waits: Final = PositionWaits(state)
         self.taps: Final = ChangeCapture(state)
@@ -358,6 +358,10 @@ class Engine:
         """
         while not self._commits.taking and (self.state.pipeline.busy or self._catching_up.busy):
             self._take()
+
+    def _rest_lagging(self) -> None:
+        """Return when no thread works on views that lag."""
+        self._catching_up.rest(self._be_urgent)
 
     def quiesce(self, units: Collection[int]) -> None:
         """Wait until everything in flight that concerns ``units`` (IDs) is committed.

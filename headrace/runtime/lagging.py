@@ -13,5 +13,5 @@ class Lagging:
     """Commit groups that are slow, so that their views lag on purpose."""
     working: frozenset[int] = frozenset()
     """IDs of the units that are worked on now; no other thread may touch their states."""
-    left_out: bool = False
-    """Whether the last checkpoint left out units that were worked on."""
+    awaited: bool = False
+    """Whether a checkpoint waits for the end of that work, or has left these units out."""

@@ -24,6 +24,8 @@ from headrace.runtime.slow_groups import SlowGroups
 from headrace.runtime.views import Unit
 from headrace.runtime.watch import Watch
 from headrace.sql.status import CursorState
+from headrace.state.checkpoint import RocksCheckpoint
+from headrace.state.rocks import RocksDatabase
 from headrace.storage.blocks import NoRoom
 from headrace.storage.queue import Queue
 from tests.compared import differs
@@ -259,8 +261,82 @@ def test_it_is_left_out_of_checkpoints_only_while_it_works(source, database, sta
     check(running, source, quick=QUICK, slow=SLOW)
 
 
-def test_what_is_left_out_of_a_checkpoint_is_not_confirmed(source, database, start, stay):
+@pytest.fixture
+def exclusive(monkeypatch) -> list[bool]:
+    """Check that no checkpoint ends while a thread works on its units; record whether one worked."""
+    found: list[bool] = []
+    working: list[object] = []
+    run, end = catching_up._CoalescedBatch.run, RocksDatabase.end_checkpoint
+
+    def ran(batch, *more):
+        working.extend(unit.store for unit in batch.units)
+        try:
+            done = run(batch, *more)
+            threading.Event().wait(0.01)  # as if it worked for longer
+            return done
+        finally:
+            working.clear()
+
+    def ended(database: RocksDatabase, checkpoint) -> None:
+        assert not [store for store, _ in checkpoint.stores if store in working]
+        found.append(bool(working))
+        end(database, checkpoint)
+
+    monkeypatch.setattr(catching_up._CoalescedBatch, "run", ran)
+    monkeypatch.setattr(RocksDatabase, "end_checkpoint", ended)
+    return found
+
+
+def test_views_that_lag_go_on_while_a_checkpoint_is_written(
+    source, database, start, stay, monkeypatch
+):
+    running, rng = start(slow_batch_ms=MS, checkpoint_txids=50), random.Random(4)
+    slow = grouped(running, source, database, "reports", "slow", SLOW)
+    create(running, database, "quick", QUICK)
+    aside(running, source, "reports")
+    running.on(running.engine.durability.finish)
+    released, write = threading.Event(), RocksCheckpoint.write
+
+    def held(checkpoint: RocksCheckpoint, *, sync: bool) -> None:
+        if slow in running.book.checkpoints.units:
+            released.wait(PATIENCE_S)
+        write(checkpoint, sync=sync)
+
+    monkeypatch.setattr(RocksCheckpoint, "write", held)
+    for _ in again_and_again(PATIENCE_S):
+        change(source, rng, 3)
+        if slow in running.on(lambda: running.book.checkpoints.units):
+            break
+    else:
+        pytest.fail("no checkpoint has its states")
+    for _ in range(5):
+        change(source, rng, 3)
+        check(running, source, quick=QUICK, slow=SLOW)
+    assert running.book.checkpoints.underway
+    released.set()
+    running.stop()
+
+
+def test_a_checkpoint_ends_when_no_unit_of_it_is_worked_on(
+    source, database, start, stay, exclusive
+):
+    running, rng = start(slow_batch_ms=MS, checkpoint_txids=1), random.Random(7)
+    grouped(running, source, database, "reports", "slow", SLOW)
+    create(running, database, "quick", QUICK)
+    aside(running, source, "reports")
+    for _ in again_and_again(PATIENCE_S):
+        change(source, rng, 3)
+        if len(exclusive) > 50:
+            break
+    check(running, source, quick=QUICK, slow=SLOW)
+    running.stop()
+
+
+def test_what_is_left_out_of_a_checkpoint_is_not_confirmed(
+    source, database, start, stay, monkeypatch
+):
     """After a kill at any time, the stream still has the changes that its state lacks."""
+    monkeypatch.setattr(policy, "_LEAVES_OUT_S", 0.0)
     running = start(slow_batch_ms=MS, checkpoint_txids=1, feedback_interval_ms=10)
     slow = grouped(running, source, database, "reports", "slow", SLOW)
     create(running, database, "quick", QUICK)
@@ -272,7 +348,7 @@ def test_what_is_left_out_of_a_checkpoint_is_not_confirmed(source, database, sta
         nonlocal left_out
         book = running.book
         view = book.views[slow]
-        left_out += book.lagging.left_out
+        left_out += book.lagging.awaited
         if view.durable.txid < book.position.txid:
             assert book.confirmed <= book.needs(view.durable)
 
@@ -288,7 +364,7 @@ def test_what_is_left_out_of_a_checkpoint_is_not_confirmed(source, database, sta
 @pytest.mark.parametrize(
     "seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 40))]
 )
-def test_it_goes_on_after_anything(source, database, start, visiting, seed):
+def test_it_goes_on_after_anything(source, database, start, visiting, exclusive, seed):
     """Pauses, locks, lost connections, stops, while groups go back and forth."""
     rng = random.Random(seed)
     changes = {"slow_batch_ms": MS, "lock_timeout_ms": 100, "checkpoint_txids": 3}
