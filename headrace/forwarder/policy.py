@@ -142,7 +142,7 @@ def last_coalesced(
 ) -> int:
     """Return the last txid of a coalesced batch after ``after``: the next one, or up to ``end``.
 
-    ``bytes_after``: bytes in the log after a txid.  ``txids_max``: see ``CoalescedSizes``.
+    ``bytes_after``: bytes in the log after a txid.  ``txids_max``: see ``CoalescedSize``.
     ``remote``: it goes to another worker.
     """
     bytes_max = _COALESCED_REMOTE_BYTES if remote else _COALESCED_BYTES
