@@ -47,12 +47,12 @@ import structlog
 from headrace import clock
 from headrace.errors import ContinuityLost, HeadraceError, Interrupted, TransientError
 from headrace.forwarder import policy
-from headrace.forwarder.batcher import Batch
-from headrace.runtime.batches import Outcome, Processor
+from headrace.runtime.batches import Outcome
 from headrace.runtime.change_capture import ChangeCapture
-from headrace.runtime.columns import Types, types_of
+from headrace.runtime.coalesced_batch import CoalescedBatch, Result
+from headrace.runtime.columns import types_of
 from headrace.runtime.commits import Commits
-from headrace.runtime.cursor import Cursor, OnEngine
+from headrace.runtime.cursor import OnEngine
 from headrace.runtime.cursors import Cursors
 from headrace.runtime.engine_state import EngineState
 from headrace.runtime.intake import Intake
@@ -62,63 +62,16 @@ from headrace.runtime.shared import Shared
 from headrace.runtime.single_job import SingleJob
 from headrace.runtime.slow_groups import SlowGroups
 from headrace.runtime.views import Unit, View
-from headrace.runtime.watch import TableFacts, Watch
-from headrace.runtime.worker_handles import RemoteBatch, WorkerHandles
+from headrace.runtime.watch import Watch
+from headrace.runtime.worker_handles import WorkerHandles
 from headrace.runtime.writing import SinkThread
 from headrace.sql.status import CursorState
 
 _log = structlog.get_logger(__name__)
 
 _GIVE_UP_S: Final = 0.05
-_TURN_S: Final = 0.05
-"""Time after which a turn begins no further step; commands wait for its end."""
 _RETRY_S_MAX: Final = 5.0
 """Longest pause after a coalesced batch that met a temporary error."""
-
-
-Result = tuple[Outcome, Batch]
-
-
-@dataclass(frozen=True, slots=True)
-class _CoalescedBatch:
-    """Consecutive txids, processed as their last one.
-
-    Without views it may be several steps, each of which is processed alone.
-    """
-
-    first: int
-    steps: Sequence[tuple[int, int]]
-    """Last txid of each step, and its attempt."""
-    views: list[View]
-    needed: list[Shared]
-    """Shared subplans that the views or these subplans read, each after those that it reads."""
-    units: list[Unit]
-    """Units that process it."""
-    remote: RemoteBatch
-    """The part of units on other workers."""
-    cursor: Cursor
-    target_s: float
-    """The latency target of these views."""
-    begun: float
-
-    @property
-    def last(self) -> int:
-        """The last txid of all steps."""
-        return self.steps[-1][0]
-
-    def run(self, processor: Processor, types: Types, facts: TableFacts) -> list[Result]:
-        """Process some of the steps, at least the first; on the thread of lagging views."""
-        away = {unit.id for unit in self.remote.units}
-        here = [view for view in self.views if view.id not in away]
-        needed = [shared for shared in self.needed if shared.id not in away]
-        done: list[Result] = []
-        for last, attempt in self.steps:
-            frames, batch = self.cursor.read(last, attempt, types, facts)
-            outcome = self.remote.run(processor, here, frames, needed)
-            done.append((outcome, batch))
-            if outcome.failed or clock.monotonic() - self.begun > _TURN_S:
-                break
-        return done
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +87,8 @@ class EngineCalls:
     """``Leaving.fail``."""
     poke: Callable[[], None]
     """Wakes the engine's thread; callable from any thread."""
+    lagged: Callable[[Sequence[Unit], float], None]
+    """``OverloadDetector.lagged``."""
 
 
 class CatchingUp:
@@ -160,6 +115,7 @@ class CatchingUp:
         self._admit = calls.admit
         self._fail = calls.fail
         self._poke = calls.poke
+        self._lagged = calls.lagged
         self._processor: Final = intake.beside(self._altered)
         self._watched = True
         """Whether a view of the current turn depends on definitions besides tables."""
@@ -172,7 +128,9 @@ class CatchingUp:
         self._thread: Final = ThreadPoolExecutor(1, "headrace-lagging")
         self._thread.submit(int)  # it is there from the beginning (E-15)
         self._cursors: Final = Cursors(state, watch, calls.on_engine, calls.fail, calls.poke)
-        self._coalesced: _CoalescedBatch | None = None
+        self._coalesced: CoalescedBatch | None = None
+        self._begun = 0.0
+        """When the batch began that is processed or written; 0: there is none."""
         self._concerned = frozenset[int]()
         self._future: Future[list[Result]] | None = None
         self._turns = policy.FairShares()
@@ -283,7 +241,7 @@ class CatchingUp:
         lagging.working = frozenset(unit.id for unit in coalesced.units)
         self._concerned = frozenset(u.id for u in (*coalesced.units, *coalesced.needed))
         types = types_of([unit.own for unit in coalesced.units])
-        self._coalesced = coalesced
+        self._coalesced, self._begun = coalesced, coalesced.begun
         readers = {view.id: view for unit in coalesced.units for view in state.views_of(unit)}
         self._watched = any(self._watch.definitions(view) for view in readers.values())
         facts = self._watch.table_facts(readers)
@@ -297,7 +255,7 @@ class CatchingUp:
         errors: dict[int, HeadraceError] = self._on_engine(partial(self._watch.altered, units))
         return errors
 
-    def _next(self) -> _CoalescedBatch | None:
+    def _next(self) -> CoalescedBatch | None:
         """Return the next coalesced batch; None: there is nothing to process."""
         state = self._state
         views = state.lagging_views
@@ -329,7 +287,7 @@ class CatchingUp:
             ends = range(at + 1, min(stop, at + policy.AHEAD_TXIDS, *read) + 1)
         cursor = self._cursors.at(at, end)
         remote = self._hosts.batch(placed, lagging=True)
-        return _CoalescedBatch(
+        return CoalescedBatch(
             at + 1,
             [(txid, self._attempt(txid)) for txid in ends],
             taking,
@@ -446,8 +404,11 @@ class CatchingUp:
         answer = self._job.answer()
         if answer is not None:
             self._commits.beside(answer)
+        if self._begun and not self.busy:
+            self._lagged(self._units(), clock.monotonic() - self._begun)
+            self._begun = 0.0
 
-    def _took(self, coalesced: _CoalescedBatch, done: Sequence[Result]) -> None:
+    def _took(self, coalesced: CoalescedBatch, done: Sequence[Result]) -> None:
         self._errors = 0
         now = clock.monotonic()
         worked_s = now - coalesced.begun
@@ -469,7 +430,7 @@ class CatchingUp:
                 self._commits.beside(Answer(job))
         self._cursors.moved(coalesced.cursor, {unit.processed for unit in self._units()})
 
-    def _try_again(self, coalesced: _CoalescedBatch, error: TransientError) -> None:
+    def _try_again(self, coalesced: CoalescedBatch, error: TransientError) -> None:
         """Process a coalesced batch again, after a pause; other views are not concerned."""
         self._errors += 1
         self._retry_at = clock.monotonic() + policy.backoff_s(self._errors, _RETRY_S_MAX)

@@ -122,6 +122,7 @@ class Engine:
         self._intake: Final = Intake(
             state, self.watch, self.leaving, self._commits, self.hosts, drain, self.quiesce
         )
+        self._capacity: Final = OverloadDetector(state)
         self._catching_up: Final = CatchingUp(
             state,
             self._intake,
@@ -130,13 +131,17 @@ class Engine:
             self._lateness,
             self.watch,
             EngineCalls(
-                self.hosts, self._on_engine, self._sink.admit, self.leaving.fail, self._poke
+                self.hosts,
+                self._on_engine,
+                self._sink.admit,
+                self.leaving.fail,
+                self._poke,
+                self._capacity.lagged,
             ),
         )
         go_on = self._catching_up.go_on
         self._healing: Final = Retries(state, self.leaving, go_on)
         self._returning: Final = Reconnects(state, loading, self.leaving, go_on, self.hosts.lose)
-        self._capacity: Final = OverloadDetector(state)
         self._ahead: Final = ReadAhead(state, self._intake.record)
         self._ticker: Final = Ticker(state, self._intake.pass_time)
         self._recovery: Final = Recovery(

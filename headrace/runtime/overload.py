@@ -6,6 +6,9 @@ in large ones.  So overload is not computed from rates, but measured: in a secon
 on the commits of s seconds.  If it never rested and s is below one, it falls behind, although its
 batches have grown as large as they can.
 
+Slow commit groups lag on purpose, and take turns on a thread of their own.  They are measured
+likewise: by the time of this thread, and by how far the last one of them has come.
+
 If no batch can be taken until memory has been written to disk, the disk is overloaded.
 
 Views become less fresh under overload, but never lose rows (A-44).  This module reports it in
@@ -15,6 +18,7 @@ Views become less fresh under overload, but never lose rows (A-44).  This module
 from __future__ import annotations
 
 from collections import Counter, deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -23,6 +27,7 @@ import structlog
 from headrace import clock
 from headrace.runtime.batches import Outcome
 from headrace.runtime.engine_state import EngineState
+from headrace.runtime.views import Unit
 from headrace.sql import states
 
 _log = structlog.get_logger(__name__)
@@ -78,6 +83,11 @@ class _Slice:
     processed_s: float = 0.0
     written_s: float = 0.0
     held_s: float = 0.0
+    lagged_s: float = 0.0
+    """Busy time of the views that lag."""
+    slow_us: int | None = None
+    """At its begin, the recorded time up to which all slow groups have come; None: there are
+    none."""
     units: Counter[int] = field(default_factory=Counter)
     """Microseconds by unit ID."""
 
@@ -108,6 +118,14 @@ class OverloadDetector:
             if unit is not None and unit.bound is not None:
                 now.units[unit_id] += round(unit.bound.taken_s * 1e6)
 
+    def lagged(self, units: Sequence[Unit], seconds: float) -> None:
+        """Count a batch of views that lag; ``units``: they, and the subplans that they need."""
+        now = self._slices[-1]
+        now.lagged_s += seconds
+        if self._state.lagging.groups and units:
+            longest = max(units, key=lambda unit: unit.bound.taken_s if unit.bound else 0.0)
+            now.units[longest.id] += round(seconds * 1e6)
+
     def count_stall(self, seconds: float) -> None:
         """Count seconds in which no batch could be taken before a checkpoint was written."""
         self._slices[-1].held_s += seconds
@@ -128,6 +146,23 @@ class OverloadDetector:
             sum(s.held_s for s in self._slices),
         )
 
+    def slow_load(self) -> Workload:
+        """Return the work done for slow groups in the last seconds; they lag on purpose."""
+        first, now_us = self._slices[0], self._slow_us()
+        known = first.slow_us is not None and now_us is not None
+        return Workload(
+            clock.monotonic() - first.began,
+            (now_us - first.slow_us) / 1e6 if known else 0.0,  # type: ignore[operator]
+            sum(s.lagged_s for s in self._slices),
+        )
+
+    def _slow_us(self) -> int | None:
+        """Return the recorded time up to which all slow groups have come; None: none is slow."""
+        state = self._state
+        at = [v.processed for v in state.lagging_views if v.commit_group in state.lagging.groups]
+        record = state.records.get(min(at)) if at else None
+        return record.commit_time_us if record is not None else None
+
     def look(self, written_s: float) -> None:
         """Report the begin or end of an overload; called in each cycle of the engine.
 
@@ -138,16 +173,20 @@ class OverloadDetector:
         now = clock.monotonic()
         if now < self._slices[-1].began + _LOOK_S:
             return
-        load = self.load()
+        load, slow = self.load(), self.slow_load()
+        writes = self._writes_longer()
+        if slow.overloaded and not load.overloaded:
+            load, writes = slow, False
         if load.passed_s >= _WINDOW_S or self._said is None:
-            self._say(load)
-        self._slices.append(_Slice(now))
+            self._say(load, writes=writes)
+        self._slices.append(_Slice(now, slow_us=self._slow_us()))
         while now - self._slices[0].began > _WINDOW_S:
             self._slices.popleft()
 
-    def _say(self, load: Workload) -> None:
+    def _say(self, load: Workload, *, writes: bool) -> None:
+        """Report ``load``; ``writes``: writing takes longer than processing."""
         over = (load.overloaded or load.disk_bound) and load.passed_s >= _WINDOW_S
-        self.processing_limits = over and not load.disk_bound and not self._writes_longer()
+        self.processing_limits = over and not load.disk_bound and not writes
         if over == self._said:
             return
         conn = self._state.owner.conn
@@ -165,7 +204,7 @@ class OverloadDetector:
             )
             _log.warning("disk overloaded", reason=why)
         else:
-            view = self._costliest()
+            view = "" if writes else self._costliest()
             text = f"changes take {load.needed:.1f} s of work per second" + (
                 f", most of it view {view}" if view else ""
             )
@@ -178,9 +217,7 @@ class OverloadDetector:
         return written_s > sum(s.processed_s for s in self._slices)
 
     def _costliest(self) -> str:
-        """Return the name of the costliest view, or '' if writing takes longer than processing."""
-        if self._writes_longer():
-            return ""
+        """Return the name of the costliest view."""
         units: Counter[int] = Counter()
         for each in self._slices:
             units.update(each.units)

@@ -16,7 +16,7 @@ import pytest
 
 from headrace.forwarder import policy
 from headrace.process.bounds import Bound
-from headrace.runtime import catching_up, cursor, insight, worker_handles
+from headrace.runtime import catching_up, coalesced_batch, cursor, insight, worker_handles
 from headrace.runtime.batches import Outcome
 from headrace.runtime.log_cursor import LogCursor
 from headrace.runtime.shared import Shared
@@ -266,7 +266,7 @@ def exclusive(monkeypatch) -> list[bool]:
     """Check that no checkpoint ends while a thread works on its units; record whether one worked."""
     found: list[bool] = []
     working: list[object] = []
-    run, end = catching_up._CoalescedBatch.run, RocksDatabase.end_checkpoint
+    run, end = coalesced_batch.CoalescedBatch.run, RocksDatabase.end_checkpoint
 
     def ran(batch, *more):
         working.extend(unit.store for unit in batch.units)
@@ -282,7 +282,7 @@ def exclusive(monkeypatch) -> list[bool]:
         found.append(bool(working))
         end(database, checkpoint)
 
-    monkeypatch.setattr(catching_up._CoalescedBatch, "run", ran)
+    monkeypatch.setattr(coalesced_batch.CoalescedBatch, "run", ran)
     monkeypatch.setattr(RocksDatabase, "end_checkpoint", ended)
     return found
 
@@ -530,13 +530,13 @@ def test_a41_the_latency_decides_who_runs_first(source, database, start, monkeyp
     }
     book, lifecycle, rng = running.book, running.engine.lifecycle, random.Random(12)
     order: list[str] = []
-    run = catching_up._CoalescedBatch.run
+    run = coalesced_batch.CoalescedBatch.run
 
-    def noted(batch: catching_up._CoalescedBatch, *more):
+    def noted(batch: coalesced_batch.CoalescedBatch, *more):
         order.extend(name for name, view_id in ids.items() if book.views[view_id] in batch.views)
         return run(batch, *more)
 
-    monkeypatch.setattr(catching_up._CoalescedBatch, "run", noted)
+    monkeypatch.setattr(coalesced_batch.CoalescedBatch, "run", noted)
 
     def go_on() -> None:
         for view_id in ids.values():

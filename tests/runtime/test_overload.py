@@ -13,6 +13,7 @@ from headrace.runtime.overload import Workload
 from headrace.state.rocks import RocksCheckpoint
 from tests.compared import differs
 from tests.runtime.harness import create_view, settle, source_plan
+from tests.runtime.test_catching_up import grouped
 from tests.waiting import again_and_again, time_passes, wait_until
 
 TABLES = "CREATE TABLE items (id int PRIMARY KEY, name text)"
@@ -65,6 +66,33 @@ def dear(monkeypatch) -> list[float]:
 
     monkeypatch.setattr(Dataflow, "end", slowly)
     return seconds
+
+
+def test_a43_slow_groups_that_fall_behind_are_an_overload(
+    source, database, start, soon, monkeypatch
+):
+    """They lag on purpose, and the views that lead keep up."""
+    monkeypatch.setattr(policy, "COALESCED_TXIDS", 1)
+    source.execute("CREATE TABLE others (id int PRIMARY KEY)")
+    running = start(slow_batch_ms=20)
+    create_view(running, database, "v", source_plan(source, "items"), QUERY)
+    slow = grouped(running, source, database, "slow", "w", "SELECT id FROM others")
+    [table] = source.execute("SELECT 'others'::regclass::oid::int").fetchone()
+    end = Dataflow.end
+
+    def slowly(flow: Dataflow, txid: int, attempt: int = 0):
+        time_passes(0.1 if table in flow.tables else 0.0)
+        return end(flow, txid, attempt)
+
+    monkeypatch.setattr(Dataflow, "end", slowly)
+    for n, _ in enumerate(again_and_again(60)):
+        source.execute("INSERT INTO others VALUES (%s)", (n,))
+        source.execute("INSERT INTO items VALUES (%s, 'n')", (n,))
+        [(note,)] = source.execute(f"{NOTES} WHERE id = {slow}").fetchall()
+        if running.engine.processing_limits and note:
+            break
+    assert 'most of it view "public"."w"' in note
+    running.stop()
 
 
 def test_a43_it_says_that_it_falls_behind_and_when_that_is_over(

@@ -1,0 +1,64 @@
+"""A batch of views that lag: consecutive txids of the log (``catching_up.py``)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from headrace import clock
+from headrace.forwarder.batcher import Batch
+from headrace.runtime.batches import Outcome, Processor
+from headrace.runtime.columns import Types
+from headrace.runtime.cursor import Cursor
+from headrace.runtime.shared import Shared
+from headrace.runtime.views import Unit, View
+from headrace.runtime.watch import TableFacts
+from headrace.runtime.worker_handles import RemoteBatch
+
+_TURN_S: Final = 0.05
+"""Time after which a turn begins no further step; commands wait for its end."""
+
+Result = tuple[Outcome, Batch]
+
+
+@dataclass(frozen=True, slots=True)
+class CoalescedBatch:
+    """Consecutive txids, processed as their last one.
+
+    Without views it may be several steps, each of which is processed alone.
+    """
+
+    first: int
+    steps: Sequence[tuple[int, int]]
+    """Last txid of each step, and its attempt."""
+    views: list[View]
+    needed: list[Shared]
+    """Shared subplans that the views or these subplans read, each after those that it reads."""
+    units: list[Unit]
+    """Units that process it."""
+    remote: RemoteBatch
+    """The part of units on other workers."""
+    cursor: Cursor
+    target_s: float
+    """The latency target of these views."""
+    begun: float
+
+    @property
+    def last(self) -> int:
+        """The last txid of all steps."""
+        return self.steps[-1][0]
+
+    def run(self, processor: Processor, types: Types, facts: TableFacts) -> list[Result]:
+        """Process some of the steps, at least the first; on the thread of lagging views."""
+        away = {unit.id for unit in self.remote.units}
+        here = [view for view in self.views if view.id not in away]
+        needed = [shared for shared in self.needed if shared.id not in away]
+        done: list[Result] = []
+        for last, attempt in self.steps:
+            frames, batch = self.cursor.read(last, attempt, types, facts)
+            outcome = self.remote.run(processor, here, frames, needed)
+            done.append((outcome, batch))
+            if outcome.failed or clock.monotonic() - self.begun > _TURN_S:
+                break
+        return done
