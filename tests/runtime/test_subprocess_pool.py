@@ -89,7 +89,7 @@ def test_a_process_that_has_exited_has_no_answer():
 
 def test_no_process_and_no_descriptor_is_left(monkeypatch):
     monkeypatch.setattr(subprocess_pool, "IDLE_S", 0.05)
-    gc.collect()  # what earlier tests left
+    gc.collect()  # earlier tests may have left some
     before = len(list(Path("/proc/self/fd").iterdir()))
     pool = SubprocessPool(started)
     used = [pool.take() for _ in range(3)]
