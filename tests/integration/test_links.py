@@ -77,7 +77,7 @@ def test_links_are_told_and_may_be_said(engine, commander, source, tmp_path):
     commander.execute("CALL headrace.add_worker('w1')")
     given = token(commander, "w2")
     with elsewhere(engine, tmp_path / "far", given) as far:
-        far.network.delay_s = 0.03
+        far.network.delay_s, far.network.bytes_per_s = 0.03, 1e6
         far.start()
         far.ready()
         found = links(commander)
