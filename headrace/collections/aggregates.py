@@ -34,8 +34,9 @@ from headrace.collections.retained_values import (
 )
 from headrace.errors import BugError
 from headrace.expressions.remote import RemoteEvaluator
-from headrace.kernels import aggregate, buffers, decimals, numeric, rows
+from headrace.kernels import aggregate, buffers, decimals, numeric, packed, rows
 from headrace.kernels.aggregate import Numbers
+from headrace.kernels.packed import Packed
 from headrace.state.contract import StateStore
 
 Int64s = npt.NDArray[np.int64]
@@ -356,37 +357,34 @@ class Unique:
         self._number = number
         self._argument = argument
         self._touched = Touched(self._forms)
-        self._slots: list[int] = []
-        """Slot of each touched key."""
+        self._slots: list[Int64s] = []
+        """Slots of the touched keys."""
         self._values: Multiset
 
     def open(self, store: StateStore) -> None:
         """Open its state in ``store``."""
         self._values = Multiset(self._name, self._number, store)
 
-    def add(self, keys: Sequence[bytes], slots: Int64s, column: pa.Array, weights: Int64s) -> None:
+    def add(self, keys: Packed, slots: Int64s, column: pa.Array, weights: Int64s) -> None:
         """Add non-NULL values of the groups ``keys``, which have these slots."""
-        found = rows.encode_keys([column], [self._argument.oid], nulls=True)
-        whole = [a + b for a, b in zip(keys, found, strict=True) if b is not None]
-        slot_of = dict(zip(whole, slots.tolist(), strict=True))
-        self._slots += [slot_of[key] for key in self._touched.touch(whole)]
-        self._values.add(whole, rows.encode_rows([column]), weights)
+        whole = packed.appended(keys, rows.pack_keys([column], [self._argument.oid]))
+        self._slots.append(slots[self._touched.touch(whole)])
+        self._values.add(whole, rows.pack_rows([column]), weights)
 
     def end_txid(self, slot_count: int) -> None:
         """Pass the difference over the txid to the accumulator, at the end of the txid."""
         keys, before = self._touched.take()
-        if not keys:
+        if not len(keys):
             return
         self._values.check()
         at, forms, weights = difference(before, self._forms(keys))
-        slots = np.array(self._slots, np.int64)[at]
-        self._slots = []
-        if forms:
+        slots, self._slots = np.concatenate(self._slots)[at], []
+        if len(at):
             column = rows.decode_rows(forms, [types.arrow_type(self._argument.oid)])[0]
-            self.inner.add(slots, column, np.array(weights, np.int64), slot_count)
+            self.inner.add(slots, column, weights, slot_count)
 
-    def _forms(self, keys: list[bytes]) -> Found:
-        return least(self._values.scan(keys), [1] * len(keys))
+    def _forms(self, keys: Packed) -> Found:
+        return least(self._values.scan(keys), np.ones(len(keys), np.int64))
 
 
 Own = Accumulator | RetainedValues | Unique

@@ -22,14 +22,17 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Final, final
 
 import pyarrow as pa
 
 from headrace.errors import BugError, RowsLost
-from headrace.kernels import rows
+from headrace.kernels import packed, rows
+from headrace.kernels.buffers import Int64s
+from headrace.kernels.numbering import Consolidator
+from headrace.kernels.packed import Packed
 from headrace.process import bounds
 from headrace.state.contract import StateStore
 from headrace.types import Diffs, Schema, TimeEnd, arrow_type, diff_batch
@@ -255,23 +258,20 @@ def cut(batch: pa.RecordBatch, rows_max: int = ROWS_PER_BATCH_MAX) -> list[pa.Re
     return [batch.slice(start, rows_max) for start in range(0, rows, rows_max)]
 
 
-def encode(columns: list[pa.Array], count: int) -> list[bytes]:
+def encode(columns: list[pa.Array], count: int) -> Packed:
     """Return the exact identities of ``count`` rows (``kernels.rows``), also without columns."""
-    return rows.encode_rows(columns) if columns else [b""] * count
+    return rows.pack_rows(columns) if columns else packed.empty(count)
 
 
-def keys_of(columns: Sequence[pa.Array], oids: Sequence[int], count: int) -> list[bytes]:
+def keys_of(columns: Sequence[pa.Array], oids: Sequence[int], count: int) -> Packed:
     """Return canonical keys of ``count`` rows, in which NULLs are equal; also without columns."""
-    if not columns:
-        return [b""] * count
-    keys: list[bytes] = rows.encode_keys(columns, oids, nulls=True)  # type: ignore[assignment]
-    return keys
+    return rows.pack_keys(columns, oids) if columns else packed.empty(count)
 
 
-def decode(encoded: list[bytes], schema: Schema, weights: Iterable[int]) -> pa.RecordBatch:
+def decode(encoded: Packed, schema: Schema, weights: Int64s) -> pa.RecordBatch:
     """Return the diffs of rows that ``encode`` made from columns of ``schema``."""
     columns = rows.decode_rows(encoded, [arrow_type(f.oid) for f in schema])
-    return diff_batch(schema, columns, pa.array(weights, pa.int64()))
+    return diff_batch(schema, columns, pa.array(weights))
 
 
 def columns_of(batch: pa.RecordBatch) -> list[pa.Array]:
@@ -280,9 +280,9 @@ def columns_of(batch: pa.RecordBatch) -> list[pa.Array]:
     return columns
 
 
-def weights_of(batch: pa.RecordBatch) -> list[int]:
+def weights_of(batch: pa.RecordBatch) -> Int64s:
     """Return the weights of a diff batch."""
-    weights: list[int] = batch.columns[-1].to_numpy().tolist()
+    weights: Int64s = batch.columns[-1].to_numpy()
     return weights
 
 
@@ -291,7 +291,7 @@ class Diffed:
 
     def __init__(self, schema: Schema) -> None:
         self._schema = schema
-        self._rows = rows.Consolidator()
+        self._rows = Consolidator()
 
     def add(self, batch: pa.RecordBatch) -> None:
         """Add the diffs of ``batch``."""
@@ -303,5 +303,5 @@ class Diffed:
         if not len(self._rows):
             return []
         encoded, weights = self._rows.items()
-        self._rows = rows.Consolidator()
+        self._rows = Consolidator()
         return cut(decode(encoded, self._schema, weights))

@@ -16,19 +16,26 @@ Source: reduce of differential-dataflow, which also separates driver and tactic.
 from __future__ import annotations
 
 from abc import abstractmethod
-from bisect import bisect_left
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import ClassVar, Final
 
+import numpy as np
 import pyarrow as pa
 
 from headrace.collections.base import Collection, columns_of, cut, decode, keys_of
 from headrace.errors import BugError
+from headrace.kernels import buffers, packed
 from headrace.kernels import by_key as kernel
+from headrace.kernels.buffers import Int64s
+from headrace.kernels.numbering import Numbering
+from headrace.kernels.packed import Packed
+from headrace.state.contract import Scanned
 from headrace.types import Schema
 
-Found = kernel.Found
+Found = Scanned
 """Output of keys, as ``IndexState.scan_many``: positions of keys (ascending), rows, weights."""
+
+_NONE: Final = np.zeros(0, np.int64)
 
 
 def difference(before: Found, after: Found) -> Found:
@@ -37,7 +44,7 @@ def difference(before: Found, after: Found) -> Found:
     return out
 
 
-def least(found: Found, wanted: list[int]) -> Found:
+def least(found: Found, wanted: Int64s) -> Found:
     """Return the ``wanted`` number of rows per key: the least by length, then bytes."""
     out: Found = kernel.least(found, wanted)
     return out
@@ -45,43 +52,46 @@ def least(found: Found, wanted: list[int]) -> Found:
 
 def nothing() -> Found:
     """Return the output of keys without rows."""
-    return [], [], []
+    return _NONE, packed.empty(0), _NONE
 
 
-def demand_none_negative(weights: Iterable[int], state: str) -> None:
+def demand_none_negative(weights: Int64s, state: str) -> None:
     """Raise BugError if a row of ``state`` has a negative weight."""
-    if min(weights, default=0) < 0:
+    if buffers.negative(weights):
         raise BugError(f'a row in state "{state}" has a negative weight')
 
 
 class Touched:
     """The keys that a txid has touched, numbered in order, and their output before the txid."""
 
-    def __init__(self, shown: Callable[[list[bytes]], Found]) -> None:
+    def __init__(self, shown: Callable[[Packed], Found]) -> None:
         self._shown = shown
         self._clear()
 
     def _clear(self) -> None:
-        self.keys: dict[bytes, int] = {}
-        self._before = nothing()
+        self._keys = Numbering()
+        self._before: list[Found] = []
 
-    def touch(self, keys: list[bytes]) -> list[bytes]:
-        """Add the ``keys`` of rows about to change; return those new to this txid."""
-        first = len(self.keys)
-        new: list[bytes] = kernel.touch(self.keys, keys)
-        if new:
-            at, found, weights = self._shown(new)
-            known = self._before
-            known[0].extend([place + first for place in at] if first else at)
-            known[1].extend(found)
-            known[2].extend(weights)
+    def touch(self, keys: Packed) -> Int64s:
+        """Add the ``keys`` of rows about to change; return the positions of those new."""
+        first = len(self._keys)
+        _, new = self._keys.add(keys)
+        if len(new):
+            at, found, weights = self._shown(keys if len(new) == len(keys) else keys.take(new))
+            if len(at):
+                self._before.append((at + first if first else at, found, weights))
         return new
 
-    def take(self) -> tuple[list[bytes], Found]:
+    def take(self) -> tuple[Packed, Found]:
         """Return the keys and their earlier output, and clear both for the next txid."""
-        out = list(self.keys), self._before
+        keys, pieces = self._keys.strings(), self._before
         self._clear()
-        return out
+        if not pieces:
+            return keys, nothing()
+        if len(pieces) == 1:
+            return keys, pieces[0]
+        at, found, weights = zip(*pieces, strict=True)
+        return keys, (np.concatenate(at), packed.joined(found), np.concatenate(weights))
 
 
 class ByKey(Collection):
@@ -118,21 +128,21 @@ class ByKey(Collection):
         keys, before = self._touched.take()
         out: list[pa.RecordBatch] = []
         for low in range(0, len(keys), self.step):
-            high = low + self.step
-            out += self.advance(keys[low:high], _part(before, low, high))
+            high = min(low + self.step, len(keys))
+            out += self.advance(keys.part(low, high), _part(before, low, high))
         return out
 
     # --- the tactic
 
     @abstractmethod
-    def add(self, port: int, keys: list[bytes], batch: pa.RecordBatch) -> None:
+    def add(self, port: int, keys: Packed, batch: pa.RecordBatch) -> None:
         """Add diffs with these ``keys`` to the state."""
 
-    def before(self, keys: list[bytes]) -> Found:
+    def before(self, keys: Packed) -> Found:
         """Return the output of ``keys`` before this txid, which has not touched them yet."""
         return self.shown(keys)
 
-    def shown(self, keys: list[bytes]) -> Found:
+    def shown(self, keys: Packed) -> Found:
         """Return the output of ``keys`` now.
 
         Raises:
@@ -140,21 +150,20 @@ class ByKey(Collection):
         """
         return nothing()
 
-    def advance(self, keys: list[bytes], before: Found) -> list[pa.RecordBatch]:
+    def advance(self, keys: Packed, before: Found) -> list[pa.RecordBatch]:
         """Return the diffs of ``keys`` since ``before``."""
         return self.diffs(difference(before, self.shown(keys)))
 
     def diffs(self, found: Found) -> list[pa.RecordBatch]:
         """Return a difference, whose rows are encoded rows of ``schema``, as diffs."""
         _, encoded, weights = found
-        return cut(decode(encoded, self.schema, weights)) if weights else []
+        return cut(decode(encoded, self.schema, weights)) if len(weights) else []
 
 
 def _part(found: Found, low: int, high: int) -> Found:
     """Return the output of the keys from ``low`` to before ``high``, renumbered from 0."""
     at, encoded, weights = found
-    if low == 0 and (not at or at[-1] < high):
+    if low == 0 and (not len(at) or at[-1] < high):
         return found
-    first, end = bisect_left(at, low), bisect_left(at, high)
-    places = [place - low for place in at[first:end]]
-    return places, encoded[first:end], weights[first:end]
+    first, end = np.searchsorted(at, (low, high)).tolist()
+    return at[first:end] - low, encoded.part(first, end), weights[first:end]

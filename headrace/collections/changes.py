@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Final, cast
 
 import numpy as np
@@ -15,14 +16,37 @@ import pyarrow.compute as pc
 
 from headrace.collections.plan import SourceColumn
 from headrace.errors import RESYNC, DefiniteFailure, StructureChanged
-from headrace.kernels import rows, source, text
+from headrace.kernels import buffers, rows, source, text
+from headrace.kernels.buffers import Int64s
+from headrace.kernels.numbering import Numbering
+from headrace.kernels.packed import Packed
 from headrace.types import arrow_type
 
-Keys = list[bytes | None]
-"""One key per change; None for a change without a key."""
 WHOLE_ROW: Final = 2
 """Value of ``olds`` where the stream carries the whole old row."""
 _KEY_ONLY: Final = 1
+
+
+@dataclass(frozen=True, slots=True)
+class KeySlots:
+    """The distinct keys of a change batch: a key's number is its *slot*."""
+
+    keys: Packed
+    olds: Int64s
+    """Per change the slot of its old row's key, where the stream carries it; else -1."""
+    news: Int64s
+    """Per change the slot of its new row's key; -1: it has none."""
+    lost: bool
+    """Whether a change lacks a key that it must name."""
+
+    def part(self, some: slice) -> KeySlots:
+        """Return the keys of some changes, numbered anew."""
+        olds, news = self.olds[some], self.news[some]
+        used, numbers = np.unique(np.concatenate((olds, news)), return_inverse=True)
+        if len(used) and used[0] < 0:
+            used, numbers = used[1:], numbers - 1
+        news, olds = numbers[len(olds) :], numbers[: len(olds)]
+        return KeySlots(self.keys.take(used), olds, news, lost=self.lost)
 
 
 class TableChanges:
@@ -46,6 +70,11 @@ class TableChanges:
         """Operation of each change, a constant of ``kernels.source``."""
         found: np.ndarray = self.batch.column("__op").to_numpy()
         return found
+
+    @functools.cached_property
+    def truncated(self) -> bool:
+        """Whether a change is a TRUNCATE."""
+        return bool((self.ops == source.TRUNCATE).any())
 
     @functools.cached_property
     def olds(self) -> np.ndarray:
@@ -110,17 +139,9 @@ class TableChanges:
         """
         return cast("tuple[list[pa.Array], int] | None", self._once(self._came, columns))
 
-    def new_keys(self, key: tuple[SourceColumn, ...]) -> Keys:
-        """Return the keys of the new rows."""
-        return cast("Keys", self._once(self._new_keys, key))
-
-    def old_keys(self, key: tuple[SourceColumn, ...]) -> Keys:
-        """Return the keys of the old rows, where the stream carries them."""
-        return cast("Keys", self._once(self._old_keys, key))
-
-    def touched(self, key: tuple[SourceColumn, ...]) -> list[bytes] | None:
-        """Return each key that a change names; None if a change lacks a key that it must name."""
-        return cast("list[bytes] | None", self._once(self._touched, key))
+    def slots(self, key: tuple[SourceColumn, ...]) -> KeySlots:
+        """Return the distinct keys that the changes name, and which change names which."""
+        return cast("KeySlots", self._once(self._slots, key))
 
     def _once(self, make: Callable[..., Any], *of: object) -> Any:
         name = (make.__name__, *of)
@@ -146,29 +167,34 @@ class TableChanges:
             values = [value.take(pa.array(places)) for value in values]
         return values, len(places)
 
-    def _new_keys(self, key: tuple[SourceColumn, ...]) -> Keys:
-        values = [self.value(column, True)[0] for column in key]
-        return rows.encode_keys(values, [column.oid for column in key], nulls=False)
+    def _slots(self, key: tuple[SourceColumn, ...]) -> KeySlots:
+        count, oids = self.batch.num_rows, [column.oid for column in key]
+        keys = Numbering()
+        olds = buffers.minus_ones(count)
+        if buffers.some(self.olds.view(np.uint8)):
+            places = np.flatnonzero(self.olds)
+            texts = [self.text("o", column) for column in key]
+            if len(places) < count:
+                texts = [column.take(pa.array(places)) for column in texts]
+            typed = [self.parse(column, array) for column, array in zip(key, texts, strict=True)]
+            found = _numbered(keys, typed, oids)
+            olds = found
+            if len(places) < count:
+                olds = np.full(count, -1, np.int64)
+                olds[places] = found
+        news = _numbered(keys, [self.value(column, True)[0] for column in key], oids)
+        lost = source.keyless(self.ops, olds, news)
+        return KeySlots(keys.strings(), olds, news, lost=lost)
 
-    def _touched(self, key: tuple[SourceColumn, ...]) -> list[bytes] | None:
-        new, old = self.new_keys(key), self.old_keys(key)
-        if source.keyless(self.ops.tolist(), old, new):
-            return None
-        return list({one for one in (*old, *new) if one is not None})
 
-    def _old_keys(self, key: tuple[SourceColumn, ...]) -> Keys:
-        places = np.flatnonzero(self.olds)
-        count = self.batch.num_rows
-        if len(places) == 0:
-            return [None] * count
-        texts = [self.text("o", column) for column in key]
-        if len(places) < count:
-            texts = [column.take(pa.array(places)) for column in texts]
-        typed = [self.parse(column, array) for column, array in zip(key, texts, strict=True)]
-        found = rows.encode_keys(typed, [column.oid for column in key], nulls=False)
-        if len(places) == count:
-            return found
-        out: Keys = [None] * count
-        for place, one in zip(places.tolist(), found, strict=True):
-            out[place] = one
-        return out
+def _numbered(keys: Numbering, columns: list[pa.Array], oids: list[int]) -> Int64s:
+    """Add the keys of rows without a NULL; return their numbers, and -1 for the other rows."""
+    there = rows.whole(columns)
+    if buffers.every(there):
+        return keys.add(rows.pack_keys(columns, oids))[0]
+    chosen = np.flatnonzero(there)
+    out = np.full(len(there), -1, np.int64)
+    if len(chosen):
+        kept = [column.take(pa.array(chosen)) for column in columns]
+        out[chosen], _ = keys.add(rows.pack_keys(kept, oids))
+    return out

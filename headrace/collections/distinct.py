@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pyarrow as pa
 
 from headrace.collections import plan
 from headrace.collections.base import columns_of, encode, weights_of
 from headrace.collections.by_key import ByKey, Found, demand_none_negative, least
+from headrace.kernels.packed import Packed
 from headrace.state.contract import IndexState, StateStore
 
 
@@ -36,13 +38,13 @@ class Distinct(ByKey):
         """See ``Collection``."""
         return f"Distinct ({', '.join(field.name for field in self.schema)})"
 
-    def add(self, port: int, keys: list[bytes], batch: pa.RecordBatch) -> None:
+    def add(self, port: int, keys: Packed, batch: pa.RecordBatch) -> None:
         """See ``ByKey``."""
         encoded = encode(columns_of(batch), batch.num_rows)
         self._state.add_many(keys, encoded, weights_of(batch))
 
-    def shown(self, keys: list[bytes]) -> Found:
+    def shown(self, keys: Packed) -> Found:
         """See ``ByKey``."""
         found = self._state.scan_many(keys)
         demand_none_negative(found[2], self.id)
-        return least(found, [1] * len(keys))
+        return least(found, np.ones(len(keys), np.int64))

@@ -6,8 +6,7 @@ becomes lone, or matched, only as of a TimeEnd, where this is computed from the 
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from typing import Final
 
 import numpy as np
@@ -18,21 +17,22 @@ from headrace.collections import base, plan
 from headrace.collections.by_key import demand_none_negative
 from headrace.collections.steps import FilterStep
 from headrace.expressions.remote import RemoteEvaluator
-from headrace.kernels import packed, rows
+from headrace.kernels import buffers, packed, rows
+from headrace.kernels.numbering import Consolidator, Numbering, group
+from headrace.kernels.packed import Nullable, Packed
 from headrace.process import bounds
-from headrace.state.contract import IndexState, StateStore
+from headrace.state.contract import IndexState, Scanned, StateStore
 from headrace.types import Schema, arrow_type, diff_batch
 
 Int64s = npt.NDArray[np.int64]
-Shown = tuple[list[bytes], list[int]]
+Flags = npt.NDArray[np.bool_]
+Shown = tuple[Packed, Int64s]
 """Encoded rows of one side, and their weights."""
 
 _LOOKUP_ROWS_MAX: Final = 4096
-"""Rows or keys per lookup: bounds the lookup result, which consists of Python objects."""
+"""Rows or keys per lookup: bounds the lookup result."""
 _KEYS_AT_FIRST: Final = 64
 """Keys whose matches are read before their number is first checked; later reads are larger."""
-_COUNTED: Final = b""
-"""Row under which a side is counted if only its number of rows per key matters."""
 
 
 class Join(base.Collection):
@@ -89,7 +89,7 @@ class Join(base.Collection):
             kept, keys, rest = self._with_keys(port, piece)
             if rest is not None and self._node.keeps_nulls(port):
                 out.append(self._extended(port, rest))
-            if not keys:
+            if not len(keys):
                 continue
             for joined in self._apply(port, kept, keys):
                 if self._held is not None and not self.insert_only:
@@ -123,47 +123,45 @@ class Join(base.Collection):
         on = ", ".join(f"{a} = {b}" for a, b in zip(*names, strict=True))
         return f"{name} ({on})" if on else f"{name} (cross product)"
 
-    def _apply(self, port: int, batch: pa.RecordBatch, keys: list[bytes]) -> list[pa.RecordBatch]:
+    def _apply(self, port: int, batch: pa.RecordBatch, keys: Packed) -> list[pa.RecordBatch]:
         """Store rows of ``port``; return their pairs, before the residual."""
         columns = base.columns_of(batch)
         if self.insert_only and columns and not self._node.watched:
-            weights = np.array(batch.columns[-1].to_numpy(), np.int64)
-            self._states[port].load(packed.pack(keys), rows.pack_rows(columns), weights)
+            weights = base.weights_of(batch)
+            self._states[port].load(keys, rows.pack_rows(columns), weights)
         else:
             self._keep(port, batch, keys)
         if not self._meets:
             return []
-        distinct, groups = rows.group(keys)
-        at, found, found_weights = self._met(port, distinct, np.asarray(groups))
-        if not found:
+        distinct, groups = group(keys)
+        at, found, found_weights = self._met(port, distinct, groups)
+        if not len(at):
             return []
-        counts = np.bincount(np.array(at, np.int64), minlength=len(distinct))
+        counts = np.bincount(at, minlength=len(distinct))
         starts = np.cumsum(counts) - counts
         matched = rows.decode_rows(found, self._types(1 - port))
         incoming_weights = batch.columns[-1].to_numpy()
-        matched_weights = np.array(found_weights, np.int64)
         out: list[pa.RecordBatch] = []
         for left, right in pairs(groups, starts, counts, base.ROWS_PER_BATCH_MAX):
             mine = _take(columns, left)
             theirs = _take(matched, right)
-            products = pa.array(incoming_weights[left] * matched_weights[right])
+            products = pa.array(incoming_weights[left] * found_weights[right])
             both = [*mine, *theirs] if port == 0 else [*theirs, *mine]
             out.append(diff_batch(self._pair_schema, both, products))
         return out
 
-    def _keep(self, port: int, batch: pa.RecordBatch, keys: list[bytes]) -> None:
+    def _keep(self, port: int, batch: pa.RecordBatch, keys: Packed) -> None:
         """Add rows to the state of ``port``, and note them for the match tracking."""
         weights = base.weights_of(batch)
         if port == 1 and not self._meets:
-            encoded = [_COUNTED] * len(keys)
+            # Only the number of rows per key matters, which are all counted as the empty row.
+            encoded = packed.empty(len(keys))
         else:
             encoded = base.encode(base.columns_of(batch), batch.num_rows)
         self._note(port, keys, encoded, weights)
         self._states[port].add_many(keys, encoded, weights)
 
-    def _met(
-        self, port: int, keys: list[bytes], groups: np.ndarray
-    ) -> tuple[list[int], list[bytes], list[int]]:
+    def _met(self, port: int, keys: Packed, groups: Int64s) -> Scanned:
         """Return the rows of the other side under ``keys``; stop at the limit of output rows.
 
         Incoming row ``i`` has the key ``keys[groups[i]]``.
@@ -172,24 +170,24 @@ class Join(base.Collection):
         if room is None:
             return state.scan_many(keys)
         if len(keys) == 1:
-            at, found, weights = state.first_many(keys, room + 1)
-            bounds.expect(self, len(groups) * len(found))
-            return at, found, weights
+            found = state.first_many(keys, room + 1)
+            bounds.expect(self, len(groups) * len(found[0]))
+            return found
         times = np.bincount(groups, minlength=len(keys))
-        at, found, weights = [], [], []
+        pieces: list[Scanned] = []
         low, size, total = 0, _KEYS_AT_FIRST, 0
         while low < len(keys):
-            more_at, more, more_weights = state.scan_many(keys[low : low + size])
-            places = np.array(more_at, np.int64) + low
-            total += int(times[places].sum())
+            at, more, weights = state.scan_many(keys.part(low, min(low + size, len(keys))))
+            total += int(times[at + low].sum())
             bounds.expect(self, total)
-            at += places.tolist()
-            found += more
-            weights += more_weights
+            pieces.append((at + low, more, weights))
             low, size = low + size, 4 * size
-        return at, found, weights
+        if len(pieces) == 1:
+            return pieces[0]
+        ats, founds, numbers = zip(*pieces, strict=True)
+        return np.concatenate(ats), packed.joined(founds), np.concatenate(numbers)
 
-    def _note(self, port: int, keys: list[bytes], encoded: list[bytes], weights: list[int]) -> None:
+    def _note(self, port: int, keys: Packed, encoded: Packed, weights: Int64s) -> None:
         """Note rows about to be added to ``port`` for the match tracking of both sides."""
         if port in self._by_row:
             self._by_row[port].add(keys, encoded, weights)
@@ -232,37 +230,28 @@ class Join(base.Collection):
 
     def _with_keys(
         self, port: int, batch: pa.RecordBatch
-    ) -> tuple[pa.RecordBatch, list[bytes], pa.RecordBatch | None]:
+    ) -> tuple[pa.RecordBatch, Packed, pa.RecordBatch | None]:
         """Return the rows of ``batch`` that may have a match, their keys, and the other rows."""
         found = keys_of(self._node, port, self._inputs_schema[port], batch)
-        kept = [key for key in found if key is not None]
-        if len(kept) == len(found):
-            return batch, kept, None
-        meets = np.array([key is not None for key in found])
+        if buffers.every(found.valid):
+            return batch, found.packed, None
+        meets = found.valid != 0
+        kept = found.packed.take(np.flatnonzero(meets))
         return batch.filter(pa.array(meets)), kept, batch.filter(pa.array(~meets))
 
     def _types(self, port: int) -> list[pa.DataType]:
         return [arrow_type(field.oid) for field in self._inputs_schema[port]]
 
 
-def keys_of(
-    node: plan.JoinSpec, port: int, schema: Schema, batch: pa.RecordBatch
-) -> list[bytes | None]:
+def keys_of(node: plan.JoinSpec, port: int, schema: Schema, batch: pa.RecordBatch) -> Nullable:
     """Return the key of each row of a batch of ``port``; None where a NULL prevents a match."""
     places = node.left_keys if port == 0 else node.right_keys
-    if not places:
-        return [b""] * batch.num_rows
     columns = [batch.column(i) for i in places]
-    oids = [schema[i].oid for i in places]
+    keys = packed.all_valid(base.keys_of(columns, [schema[i].oid for i in places], batch.num_rows))
     safe = node.null_safe or (False,) * len(places)
-    keys = rows.encode_keys(columns, oids, nulls=any(safe))
-    if not any(safe):
-        return keys
     strict = [c for c, is_safe in zip(columns, safe, strict=True) if not is_safe]
-    for column in strict:
-        if column.null_count:
-            for place in np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False)):
-                keys[place] = None
+    if strict:
+        keys.valid = rows.whole(strict)
     return keys
 
 
@@ -321,28 +310,29 @@ class MatchesByKey:
         self._own = own
         self._other = other
         self._lone = lone
-        self._loaded: dict[bytes, None] = {}
-        self._before: dict[bytes, bool] = {}
-        """Keys touched by the other side -> whether they had matches before."""
-        self._keys: list[bytes] = []
-        self._rows: list[bytes] = []
-        self._weights: list[int] = []
+        self._loaded = Numbering()
+        self._clear()
 
-    def load(self, keys: Iterable[bytes]) -> None:
+    def _clear(self) -> None:
+        self._touched = Numbering()
+        """Keys touched by the other side."""
+        self._before: list[Flags] = []
+        """Whether these had matches before."""
+        self._noted: list[tuple[Packed, Packed, Int64s]] = []
+
+    def load(self, keys: Packed) -> None:
         """Note keys of rows that population adds to this side, which was empty before."""
-        self._loaded.update(dict.fromkeys(keys))
+        self._loaded.add(keys)
 
-    def add(self, keys: list[bytes], encoded: list[bytes], weights: Sequence[int]) -> None:
+    def add(self, keys: Packed, encoded: Packed, weights: Int64s) -> None:
         """Note diffs of this side."""
-        self._keys += keys
-        self._rows += encoded
-        self._weights += weights
+        self._noted.append((keys, encoded, weights))
 
-    def touch(self, keys: Iterable[bytes]) -> None:
+    def touch(self, keys: Packed) -> None:
         """Record which ``keys`` have matches, before their rows change on the other side."""
-        new = [key for key in dict.fromkeys(keys) if key not in self._before]
-        if new:
-            self._before.update(zip(new, self._met(new), strict=True))
+        _, new = self._touched.add(keys)
+        if len(new):
+            self._before.append(self._met(keys.take(new)))
 
     def end(self) -> Iterator[Shown]:
         """Yield the consolidated output changes since the last call.
@@ -350,39 +340,42 @@ class MatchesByKey:
         Raises:
             BugError: a weight is negative.
         """
-        loaded, self._loaded = list(self._loaded), {}
+        loaded, self._loaded = self._loaded.strings(), Numbering()
         for chunk in _chunks(loaded):
-            met = self._met(chunk)
-            shown = [k for k, m in zip(chunk, met, strict=True) if m != self._lone]
-            yield from self._all(shown, 1)
-        if self._before or self._keys:
+            shown = np.flatnonzero(self._met(chunk) != self._lone)
+            yield from self._all(chunk.take(shown), 1)
+        if self._before or self._noted:
             yield self._changes()
 
     def _changes(self) -> Shown:
-        touched = list(self._before)
-        after = dict(zip(touched, self._met(touched), strict=True))
-        alone = [k for k in dict.fromkeys(self._keys) if k not in after]
-        before = self._before | dict(zip(alone, self._met(alone), strict=True))
+        names, noted = self._touched, self._noted
+        touched = names.strings()
+        after = self._met(touched)
+        before = np.concatenate([*self._before, np.zeros(0, np.bool_)])
+        turned = before != after
         # Key shown before: its changed rows.  Key that gained or lost a match: all its rows now.
-        sums = rows.Consolidator()
-        kept = [i for i, key in enumerate(self._keys) if before[key] != self._lone]
-        sums.add([self._rows[i] for i in kept], [self._weights[i] for i in kept])
-        self._before, self._keys, self._rows, self._weights = {}, [], [], []
+        sums = Consolidator()
+        for keys, found, weights in noted:
+            numbers, new = names.add(keys)
+            if len(new):
+                before = np.concatenate((before, self._met(keys.take(new))))
+            kept = np.flatnonzero(before[numbers] != self._lone)
+            sums.add(found.take(kept), weights[kept])
+        self._clear()
         for sign, met in ((1, not self._lone), (-1, self._lone)):
-            turned = [k for k in touched if before[k] != after[k] and after[k] == met]
-            for found, weights in self._all(turned, sign):
+            chosen = np.flatnonzero(turned & (after == met))
+            for found, weights in self._all(touched.take(chosen), sign):
                 sums.add(found, weights)
         return sums.items()
 
-    def _met(self, keys: list[bytes]) -> list[bool]:
-        found = self._other.extreme_many(keys, last=False) if keys else []
-        return [row is not None for row in found]
+    def _met(self, keys: Packed) -> Flags:
+        return self._other.extreme_many(keys, last=False).valid.view(np.bool_)
 
-    def _all(self, keys: list[bytes], sign: int) -> Iterator[Shown]:
+    def _all(self, keys: Packed, sign: int) -> Iterator[Shown]:
         for chunk in _chunks(keys):
             _, found, weights = self._own.scan_many(chunk)
             demand_none_negative(weights, self._id)
-            yield found, [sign * weight for weight in weights]
+            yield found, sign * weights
 
 
 class MatchesByRow:
@@ -397,47 +390,51 @@ class MatchesByRow:
         self._own = own
         self._pairs = pairs
         self._lone = lone
-        self._rows: Counter[tuple[bytes, bytes]] = Counter()
-        self._changed: Counter[tuple[bytes, bytes]] = Counter()
+        self._clear()
 
-    def add(self, keys: list[bytes], encoded: list[bytes], weights: Sequence[int]) -> None:
+    def _clear(self) -> None:
+        self._names = Numbering()
+        """Keys with rows that have changed, or whose pairs have."""
+        self._found: list[tuple[Packed, Packed]] = []
+        """Keys and rows of the names."""
+        self._noted: tuple[list[tuple[Int64s, Int64s]], ...] = [], []
+        """Numbers of names and weights: of rows, of their pairs."""
+
+    def add(self, keys: Packed, encoded: Packed, weights: Int64s) -> None:
         """Note diffs of this side."""
-        _sum(self._rows, keys, encoded, weights)
+        self._note(0, keys, encoded, weights)
 
-    def pair(self, keys: list[bytes], encoded: list[bytes], weights: Sequence[int]) -> None:
+    def pair(self, keys: Packed, encoded: Packed, weights: Int64s) -> None:
         """Note this side's half of passing pairs, with the weights of the pairs."""
-        _sum(self._changed, keys, encoded, weights)
+        self._note(1, keys, encoded, weights)
+
+    def _note(self, kind: int, keys: Packed, encoded: Packed, weights: Int64s) -> None:
+        numbers, new = self._names.add(packed.appended(keys, encoded))
+        if len(new):
+            self._found.append((keys.take(new), encoded.take(new)))
+        self._noted[kind].append((numbers, weights))
 
     def end(self) -> Iterator[Shown]:
         """See ``MatchesByKey``."""
-        self._store_pairs()
-        touched = list(dict.fromkeys((*self._rows, *self._changed)))
-        out: list[bytes] = []
-        weights: list[int] = []
-        for start in range(0, len(touched), _LOOKUP_ROWS_MAX):
-            chunk = touched[start : start + _LOOKUP_ROWS_MAX]
-            keys, encoded = [key for key, _ in chunk], [row for _, row in chunk]
-            numbers = self._own.weight_many(keys, encoded)
-            pairs = self._pairs.weight_many(keys, encoded)
-            demand_none_negative((*numbers, *pairs), self._id)
-            for item, number, paired in zip(chunk, numbers, pairs, strict=True):
-                was = number - self._rows[item]
-                change = self._shown(number, paired)
-                change -= self._shown(was, paired - self._changed[item])
-                if change:
-                    out.append(item[1])
-                    weights.append(change)
-        self._rows, self._changed = Counter(), Counter()
-        yield out, weights
+        count = len(self._names)
+        if not count:
+            return
+        keys, encoded = (packed.joined(part) for part in zip(*self._found, strict=True))
+        rows_by, pairs_by = (_sums(noted, count) for noted in self._noted)
+        self._clear()
+        changed = np.flatnonzero(pairs_by)
+        if len(changed):
+            self._pairs.add_many(keys.take(changed), encoded.take(changed), pairs_by[changed])
+        numbers = self._own.weight_many(keys, encoded)
+        paired = self._pairs.weight_many(keys, encoded)
+        demand_none_negative(numbers, self._id)
+        demand_none_negative(paired, self._id)
+        change = self._shown(numbers, paired) - self._shown(numbers - rows_by, paired - pairs_by)
+        there = np.flatnonzero(change)
+        yield encoded.take(there), change[there]
 
-    def _store_pairs(self) -> None:
-        items = [(k, row, w) for (k, row), w in self._changed.items() if w]
-        if items:
-            keys, encoded, weights = (list(part) for part in zip(*items, strict=True))
-            self._pairs.add_many(keys, encoded, weights)
-
-    def _shown(self, number: int, pairs: int) -> int:
-        return number if (pairs == 0) == self._lone else 0
+    def _shown(self, numbers: Int64s, pairs: Int64s) -> Int64s:
+        return np.where((pairs == 0) == self._lone, numbers, 0)
 
 
 def _lone_states(store: StateStore, node_id: str, port: int) -> IndexState:
@@ -445,16 +442,13 @@ def _lone_states(store: StateStore, node_id: str, port: int) -> IndexState:
     return store.index(f"{node_id}.{('left', 'right')[port]}_pairs")
 
 
-def _sum(
-    sums: Counter[tuple[bytes, bytes]],
-    keys: list[bytes],
-    encoded: list[bytes],
-    weights: Sequence[int],
-) -> None:
-    for key, row, weight in zip(keys, encoded, weights, strict=True):
-        sums[key, row] += weight
+def _sums(noted: list[tuple[Int64s, Int64s]], count: int) -> Int64s:
+    out = np.zeros(count, np.int64)
+    for numbers, weights in noted:
+        np.add.at(out, numbers, weights)
+    return out
 
 
-def _chunks(keys: list[bytes]) -> Iterator[list[bytes]]:
+def _chunks(keys: Packed) -> Iterator[Packed]:
     for start in range(0, len(keys), _LOOKUP_ROWS_MAX):
-        yield keys[start : start + _LOOKUP_ROWS_MAX]
+        yield keys.part(start, min(start + _LOOKUP_ROWS_MAX, len(keys)))

@@ -16,7 +16,7 @@ from headrace.collections.base import columns_of
 from headrace.collections.reduce import Reduce
 from headrace.collections.retained_values import Extreme
 from headrace.expressions.remote import RemoteEvaluator
-from headrace.kernels import aggregate
+from headrace.kernels import aggregate, packed
 from headrace.kernels.aggregate import Numbers
 from headrace.types import TEXT, Field, Schema, arrow_type, diff_batch
 
@@ -69,7 +69,7 @@ class PartialReduce(Reduce):
         numbers: list[Numbers] = [self._gather(size)]
         numbers += [a.gathered() for a in self._accumulators if a is not None]
         said = b"".join(map(aggregate.encode_numbers, numbers))
-        values = [part.column([b""]) for part in self._parts if isinstance(part, Extreme)]
+        values = [part.column(packed.empty(1)) for part in self._parts if isinstance(part, Extreme)]
         self._clear()
         columns = [pa.array([said.hex()], arrow_type(TEXT)), *values]
         return [diff_batch(self._says, columns, pa.array([1], pa.int64()))]
@@ -95,7 +95,7 @@ class FinalReduce(Reduce):
         extremes = [part for part in self._parts if isinstance(part, Extreme)]
         for part, column in zip(extremes, values, strict=True):
             there = column.drop_null()
-            part.add([b""] * len(there), [there], np.ones(len(there), np.int64))
+            part.add(packed.empty(len(there)), [there], np.ones(len(there), np.int64))
         return []
 
     def _gather(self, size: int) -> list[int]:

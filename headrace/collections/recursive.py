@@ -24,9 +24,11 @@ import numpy as np
 import pyarrow as pa
 
 from headrace.collections import base, plan
+from headrace.collections.listed import ListedIndex
 from headrace.errors import BugError, DefiniteFailure
+from headrace.kernels import packed
 from headrace.process import bounds
-from headrace.state.contract import IndexState, StateStore
+from headrace.state.contract import StateStore
 from headrace.types import Schema, diff_batch
 
 _NUMBER_BYTES: Final = 4
@@ -66,12 +68,12 @@ class Recursive(base.Collection):
         self._new: set[bytes] = set()
         self._counted: dict[bytes, tuple[int, bytes] | None] = {}
         self._out = base.Diffed(node.schema)
-        self._state: IndexState
+        self._state: ListedIndex
 
     def open(self, store: StateStore) -> None:
         """See ``Collection``."""
         if self._node.distinct:
-            self._state = store.index(self.id)
+            self._state = ListedIndex(store.index(self.id))
         self._step.open(store)
 
     def apply(self, port: int, batch: pa.RecordBatch) -> list[pa.RecordBatch]:
@@ -152,13 +154,13 @@ class Recursive(base.Collection):
             self._worked(iteration).add(batch)
             return
         columns = base.columns_of(batch)
-        keys = base.keys_of(columns, self._oids, batch.num_rows)
+        keys = base.keys_of(columns, self._oids, batch.num_rows).strings()
         new = [key for key in dict.fromkeys(keys) if key not in self._counted]
         if new:
             self._counted.update(zip(new, self._first(new), strict=True))
         number = iteration.to_bytes(_NUMBER_BYTES, "big")
-        encoded = [number + row for row in base.encode(columns, batch.num_rows)]
-        self._state.add_many(keys, encoded, base.weights_of(batch))
+        encoded = [number + row for row in base.encode(columns, batch.num_rows).strings()]
+        self._state.add_many(keys, encoded, base.weights_of(batch).tolist())
         self._new.update(keys)
 
     def _worked(self, iteration: int) -> base.Diffed:
@@ -188,7 +190,8 @@ class Recursive(base.Collection):
                 found.append(where[1])
                 weights.append(weight)
         for number, (found, weights) in changes.items():
-            for batch in base.cut(base.decode(found, self.schema, weights)):
+            diffs = base.decode(packed.pack(found), self.schema, np.array(weights, np.int64))
+            for batch in base.cut(diffs):
                 self._worked(number).add(batch)
 
     def _first(self, keys: list[bytes], *, final: bool = False) -> list[tuple[int, bytes] | None]:

@@ -15,8 +15,10 @@ from headrace.collections.base import Collection, columns_of, cut, encode, keys_
 from headrace.collections.retained_values import Asked, RetainedValues, Rows
 from headrace.errors import BugError, RowError
 from headrace.expressions.remote import RemoteEvaluator
-from headrace.kernels import aggregate, buffers, rows, text
+from headrace.kernels import aggregate, buffers, packed, rows, text
 from headrace.kernels.aggregate import Numbers
+from headrace.kernels.numbering import Numbering
+from headrace.kernels.packed import Nullable, Packed
 from headrace.state.contract import MapState, StateStore
 from headrace.types import Schema, arrow_type, diff_batch
 
@@ -60,8 +62,8 @@ class Reduce(Collection):
         self._clear()
 
     def _clear(self) -> None:
-        self._slots: dict[bytes, int] = {}
-        self._key_rows: list[bytes] = []
+        self._slots = Numbering()
+        self._key_rows: list[Packed] = []
         self._counts = aggregate.IntSums()
 
     def open(self, store: StateStore) -> None:
@@ -93,20 +95,20 @@ class Reduce(Collection):
             self._feed(feed, columns, keys, slots, weights)
         return []
 
-    def _number(self, keys: list[bytes], columns: Sequence[pa.Array]) -> Int64s:
+    def _number(self, keys: Packed, columns: Sequence[pa.Array]) -> Int64s:
         """Return the slot of each row's group; assign slots to groups new in this txid."""
-        slots, firsts = rows.number(keys, self._slots)
+        slots, firsts = self._slots.add(keys)
         if len(firsts):
             at = pa.array(firsts)
             shown = [columns[i].take(at) for i in self._node.keys]
-            self._key_rows.extend(encode(shown, len(firsts)))
+            self._key_rows.append(encode(shown, len(firsts)))
         return slots
 
     def _feed(
         self,
         feed: PartFeed,
         columns: Sequence[pa.Array],
-        keys: list[bytes],
+        keys: Packed,
         slots: Int64s,
         weights: Int64s,
     ) -> None:
@@ -119,7 +121,7 @@ class Reduce(Collection):
                 return
             own = [column.filter(pa.array(mask)) for column in own]
             if not isinstance(part, Accumulator):
-                keys = [keys[i] for i in np.flatnonzero(mask).tolist()]
+                keys = keys.take(np.flatnonzero(mask))
         if isinstance(part, Accumulator):
             part.add(slots, own[0] if own else None, weights, len(self._slots))
         elif isinstance(part, Unique):
@@ -135,22 +137,21 @@ class Reduce(Collection):
         if size == 0:
             return []
         counts = self._gather(size)
-        keys = list(self._slots)
+        keys, key_rows = self._slots.strings(), packed.joined(self._key_rows)
         out: list[pa.RecordBatch] = []
         for low in range(0, size, _GROUPS_PER_STEP):
             step = slice(low, min(low + _GROUPS_PER_STEP, size))
-            out.extend(self._advance(keys[step], step, counts[step]))
+            some = keys.part(step.start, step.stop), key_rows.part(step.start, step.stop)
+            out.extend(self._advance(*some, step, counts[step]))
         self._clear()
         return out
 
     def _groups(self) -> int:
         """Return how many groups the txid touches; the first call adds the keys ``always``."""
-        if not self._started:
-            for key, row in self._always.items():
-                if key not in self._slots:
-                    self._slots[key] = len(self._slots)
-                    self._key_rows.append(row)
-            self._started = True
+        if not self._started and self._always:
+            _, firsts = self._slots.add(packed.pack([*self._always]))
+            self._key_rows.append(packed.pack([*self._always.values()]).take(firsts))
+        self._started = True
         return len(self._slots)
 
     def _gather(self, size: int) -> list[int]:
@@ -166,23 +167,23 @@ class Reduce(Collection):
                 accumulator.gather(size)
         return counts
 
-    def _advance(self, keys: list[bytes], step: slice, counts: list[int]) -> list[pa.RecordBatch]:
+    def _advance(
+        self, keys: Packed, key_rows: Packed, step: slice, counts: list[int]
+    ) -> list[pa.RecordBatch]:
         """Update the groups of slots ``step``, and return the diffs of their rows."""
         olds, old_keys, old_rows = _decoded(self._state.get_many(keys))
-        news: list[Numbers] = [[] for _ in keys]
+        news: list[Numbers] = [[] for _ in olds]
         try:
             totals, values = self._merge(olds, step, counts, news)
         except aggregate.NegativeError:
             raise BugError(f'"{self.id}" lost a value that it never had') from None
         except OverflowError as error:
             raise RowError(str(error), sqlstate="22003") from None
-        for total, numbers in zip(totals, news, strict=True):
-            if total == 0 and any(numbers):
-                raise BugError(f'a group of "{self.id}" has values but no rows')
-        key_rows = [
-            new if old is None else old
-            for old, new in zip(old_keys, self._key_rows[step], strict=True)
-        ]
+        if 0 in totals and any(
+            total == 0 and any(numbers) for total, numbers in zip(totals, news, strict=True)
+        ):
+            raise BugError(f'a group of "{self.id}" has values but no rows')
+        key_rows = packed.either(old_keys, key_rows)
         new_rows = self._shown(keys, totals, values)
         self._state.put_many(keys, aggregate.encode_groups(news, key_rows, new_rows))
         return self._diffs(key_rows, old_rows, new_rows)
@@ -200,13 +201,14 @@ class Reduce(Collection):
         ]
         return totals, values
 
-    def _shown(
-        self, keys: list[bytes], totals: list[int], values: list[list[Any]]
-    ) -> list[bytes | None]:
+    def _shown(self, keys: Packed, totals: list[int], values: list[list[Any]]) -> Nullable:
         """Return the encoded aggregates of each group; None for a group without rows."""
-        alive = [i for i, n in enumerate(totals) if n or keys[i] in self._always]
+        alive = [i for i, n in enumerate(totals) if n]
+        if len(alive) < len(keys) and self._always:
+            names = keys.strings()
+            alive = [i for i, n in enumerate(totals) if n or names[i] in self._always]
         whole = len(alive) == len(keys)
-        own = keys if whole else [keys[i] for i in alive]
+        own = keys if whole else keys.take(np.array(alive, np.int64))
         columns: list[pa.Array] = []
         found = iter(values)
         for part, accumulator, kind in zip(
@@ -214,7 +216,7 @@ class Reduce(Collection):
         ):
             if accumulator is None:
                 assert isinstance(part, RetainedValues | Asked), "the other kinds of part"
-                columns.append(part.column(own) if own else pa.array([], kind))
+                columns.append(part.column(own) if len(own) else pa.array([], kind))
             else:
                 column = next(found)
                 chosen = column if whole else [column[i] for i in alive]
@@ -224,37 +226,25 @@ class Reduce(Collection):
                 feed.part.forget()
         shown = encode(columns, len(own))
         if whole:
-            return list(shown)
-        out: list[bytes | None] = [None] * len(keys)
-        for i, row in zip(alive, shown, strict=True):
-            out[i] = row
-        return out
+            return packed.all_valid(shown)
+        order = np.full(len(keys), -1, np.int64)
+        order[alive] = np.arange(len(alive))
+        return packed.take_nullable(shown, order)
 
     def _diffs(
-        self, key_rows: list[bytes], old_rows: list[bytes | None], new_rows: list[bytes | None]
+        self, key_rows: Packed, old_rows: Nullable, new_rows: Nullable
     ) -> list[pa.RecordBatch]:
-        keys: list[bytes] = []
-        results: list[bytes] = []
-        weights: list[int] = []
-        for key, old, new in zip(key_rows, old_rows, new_rows, strict=True):
-            if old == new:
-                continue
-            if old is not None:
-                keys.append(key)
-                results.append(old)
-                weights.append(-1)
-            if new is not None:
-                keys.append(key)
-                results.append(new)
-                weights.append(1)
-        if not weights:
+        groups, numbers = aggregate.turned(old_rows, new_rows)
+        if not len(groups):
             return []
         columns: list[pa.Array] = []
         if self._key_types:
-            columns += rows.decode_rows(keys, self._key_types)
+            columns += rows.decode_rows(key_rows.take(groups), self._key_types)
         if self._result_types:
+            results = packed.take_two(old_rows.packed, new_rows.packed, numbers)
             columns += rows.decode_rows(results, self._result_types)
-        return cut(diff_batch(self.schema, columns, pa.array(weights, pa.int64())))
+        weights = np.where(numbers < len(key_rows), -1, 1)
+        return cut(diff_batch(self.schema, columns, pa.array(weights)))
 
 
 def _always(node: plan.ReduceSpec, oids: list[int]) -> dict[bytes, bytes]:
@@ -267,15 +257,12 @@ def _always(node: plan.ReduceSpec, oids: list[int]) -> dict[bytes, bytes]:
         text.parse(pa.array(values, pa.string()), oid)
         for values, oid in zip(zip(*node.always, strict=True), oids, strict=True)
     ]
-    found = rows.encode_keys(columns, oids, nulls=True)
-    shown = encode(columns, len(node.always))
-    return {k: r for k, r in zip(found, shown, strict=True) if k is not None}
+    found, shown = rows.pack_keys(columns, oids), rows.pack_rows(columns)
+    return dict(zip(found.strings(), shown.strings(), strict=True))
 
 
-def _decoded(
-    values: list[bytes | None],
-) -> tuple[list[Numbers], list[bytes | None], list[bytes | None]]:
-    out: tuple[list[Numbers], list[bytes | None], list[bytes | None]]
+def _decoded(values: Nullable) -> tuple[list[Numbers], Nullable, Nullable]:
+    out: tuple[list[Numbers], Nullable, Nullable]
     try:
         out = aggregate.decode_groups(values)
     except ValueError as error:

@@ -15,11 +15,13 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from headrace.collections.base import encode
 from headrace.collections.plan import AggregateSpec
 from headrace.errors import BugError, RowError
 from headrace.expressions.remote import AggregateCall, RemoteEvaluator
-from headrace.kernels import aggregate, buffers, rows
-from headrace.state.contract import IndexState, StateStore
+from headrace.kernels import aggregate, buffers, packed, rows
+from headrace.kernels.packed import Nullable, Packed
+from headrace.state.contract import IndexState, Scanned, StateStore
 from headrace.types import Field, Schema, arrow_type
 
 Int64s = npt.NDArray[np.int64]
@@ -36,35 +38,33 @@ class Multiset:
         self._name = name
         self._prefix = number.to_bytes(2, "big")
         self._state: IndexState = store.index(name)
-        self._retracted: dict[tuple[bytes, bytes], None] = {}
+        self._retracted: list[tuple[Packed, Packed]] = []
 
-    def add(self, keys: Sequence[bytes], values: Sequence[bytes], weights: Int64s) -> None:
+    def add(self, keys: Packed, values: Packed, weights: Int64s) -> None:
         """Add ``weights`` to the multiplicities of ``values``."""
         own = self._own(keys)
-        self._state.add_many(own, values, weights.tolist())
-        for i in np.flatnonzero(weights < 0).tolist():
-            self._retracted[own[i], values[i]] = None
+        self._state.add_many(own, values, weights)
+        gone = np.flatnonzero(weights < 0)
+        if len(gone):
+            self._retracted.append((own.take(gone), values.take(gone)))
 
-    def scan(self, keys: Sequence[bytes]) -> tuple[list[int], list[bytes], list[int]]:
+    def scan(self, keys: Packed) -> Scanned:
         """See ``IndexState.scan_many``."""
         return self._state.scan_many(self._own(keys))
 
-    def extremes(self, keys: Sequence[bytes], *, last: bool) -> list[bytes | None]:
+    def extremes(self, keys: Packed, *, last: bool) -> Nullable:
         """See ``IndexState.extreme_many``."""
         return self._state.extreme_many(self._own(keys), last=last)
 
-    def _own(self, keys: Sequence[bytes]) -> list[bytes]:
-        prefix = self._prefix
-        return [prefix + key for key in keys]
+    def _own(self, keys: Packed) -> Packed:
+        return packed.appended(packed.repeat(self._prefix, len(keys)), keys)
 
     def check(self) -> None:
         """Raise BugError if an absent value was retracted."""
-        if not self._retracted:
-            return
-        keys, values = zip(*self._retracted, strict=True)
-        self._retracted = {}
-        if min(self._state.weight_many(keys, values)) < 0:
-            raise BugError(f'a value in state "{self._name}" has a negative weight')
+        retracted, self._retracted = self._retracted, []
+        for keys, values in retracted:
+            if self._state.weight_many(keys, values).min() < 0:
+                raise BugError(f'a value in state "{self._name}" has a negative weight')
 
 
 class RetainedValues(ABC):
@@ -83,7 +83,7 @@ class RetainedValues(ABC):
         self._values = Multiset(self._name, self._number, store)
 
     @abstractmethod
-    def add(self, keys: Sequence[bytes], columns: list[pa.Array], weights: Int64s) -> None:
+    def add(self, keys: Packed, columns: list[pa.Array], weights: Int64s) -> None:
         """Add values of the groups ``keys``, a column per argument."""
 
     def check(self) -> None:
@@ -91,7 +91,7 @@ class RetainedValues(ABC):
         self._values.check()
 
     @abstractmethod
-    def column(self, keys: Sequence[bytes]) -> pa.Array:
+    def column(self, keys: Packed) -> pa.Array:
         """Return the aggregate of each group now."""
 
 
@@ -104,23 +104,19 @@ class Extreme(RetainedValues):
         super().__init__(name, number, (argument,), result)
         self._function = function
 
-    def add(self, keys: Sequence[bytes], columns: list[pa.Array], weights: Int64s) -> None:
+    def add(self, keys: Packed, columns: list[pa.Array], weights: Int64s) -> None:
         """See ``RetainedValues``."""
-        values = rows.encode_rows(columns)
-        orders: list[bytes]
+        values = rows.pack_rows(columns)
         if self._function == "any":
-            orders = [len(value).to_bytes(4, "big") for value in values]
+            orders = packed.fixed(np.diff(values.bounds).astype(">u4"))
         else:
-            found = rows.encode_keys(columns, [self._arguments[0].oid], nulls=True)
-            orders = [key for key in found if key is not None]
+            orders = rows.pack_keys(columns, [self._arguments[0].oid])
         self._values.add(keys, aggregate.join_ordered(orders, values), weights)
 
-    def column(self, keys: Sequence[bytes]) -> pa.Array:
+    def column(self, keys: Packed) -> pa.Array:
         """See ``RetainedValues``."""
-        last = self._function == "max"
-        found = self._values.extremes(keys, last=last)
-        values = [_NULL_ROW if r is None else aggregate.ordered_value(r) for r in found]
-        return rows.decode_rows(values, self._types)[0]
+        found = self._values.extremes(keys, last=self._function == "max")
+        return rows.decode_rows(aggregate.ordered_values(found, _NULL_ROW), self._types)[0]
 
 
 _NULL_ROW: Final = b"\x01"
@@ -130,20 +126,20 @@ _NULL_ROW: Final = b"\x01"
 class Single(RetainedValues):
     """``single``: the value of the only row of the group; NULLs are rows too."""
 
-    def add(self, keys: Sequence[bytes], columns: list[pa.Array], weights: Int64s) -> None:
+    def add(self, keys: Packed, columns: list[pa.Array], weights: Int64s) -> None:
         """See ``RetainedValues``."""
-        self._values.add(keys, rows.encode_rows(columns), weights)
+        self._values.add(keys, rows.pack_rows(columns), weights)
 
-    def column(self, keys: Sequence[bytes]) -> pa.Array:
+    def column(self, keys: Packed) -> pa.Array:
         """Return the value of each group; raise RowError if a group has more than one row."""
         at, found, weights = self._values.scan(keys)
-        if len(set(at)) < len(at) or any(weight > 1 for weight in weights):
+        if (at[1:] == at[:-1]).any() or (weights > 1).any():
             raise RowError(
                 "more than one row returned by a subquery used as an expression", sqlstate="21000"
             )
-        values = [_NULL_ROW] * len(keys)
-        for place, row in zip(at, found, strict=True):
-            values[place] = row
+        order = np.full(len(keys), len(at), np.int64)
+        order[at] = np.arange(len(at))
+        values = packed.joined([found, packed.pack([_NULL_ROW])]).take(order)
         return rows.decode_rows(values, self._types)[0]
 
 
@@ -156,21 +152,19 @@ class First(RetainedValues):
         self._oids = [f.oid for f in row]
         self._place = place
 
-    def add(self, keys: Sequence[bytes], columns: list[pa.Array], weights: Int64s) -> None:
+    def add(self, keys: Packed, columns: list[pa.Array], weights: Int64s) -> None:
         """See ``RetainedValues``."""
-        found = rows.encode_keys(columns, self._oids, nulls=True)
-        orders = [key for key in found if key is not None]
-        values = rows.encode_rows(columns)
+        orders, values = rows.pack_keys(columns, self._oids), rows.pack_rows(columns)
         self._values.add(keys, aggregate.join_ordered(orders, values), weights)
 
-    def column(self, keys: Sequence[bytes]) -> pa.Array:
+    def column(self, keys: Packed) -> pa.Array:
         """See ``RetainedValues``."""
         found = self._values.extremes(keys, last=False)
-        there = [aggregate.ordered_value(row) for row in found if row is not None]
-        values = rows.decode_rows(there, self._types)[self._place]
-        numbers = iter(range(len(there)))
-        taken = [None if row is None else next(numbers) for row in found]
-        return values.take(pa.array(taken, pa.int64()))
+        there = found.packed.take(np.flatnonzero(found.valid))
+        encoded = aggregate.ordered_values(packed.all_valid(there), b"")
+        values = rows.decode_rows(encoded, self._types)[self._place]
+        places = np.cumsum(found.valid, dtype=np.int64) - 1
+        return values.take(pa.array(places, mask=found.valid == 0))
 
 
 class Rows:
@@ -192,39 +186,34 @@ class Rows:
         """Open its state in ``store``."""
         self._values = Multiset(self._name, self._number, store)
 
-    def add(self, keys: Sequence[bytes], columns: list[pa.Array], weights: Int64s) -> None:
+    def add(self, keys: Packed, columns: list[pa.Array], weights: Int64s) -> None:
         """Add rows of the groups ``keys``."""
-        encoded = rows.encode_rows(columns) if columns else [b""] * len(keys)
-        self._values.add(keys, encoded, weights)
+        self._values.add(keys, encode(columns, len(keys)), weights)
 
     def check(self) -> None:
         """Raise BugError if an absent row was retracted."""
         self._values.check()
 
-    def read(self, keys: Sequence[bytes]) -> tuple[Int64s, list[pa.Array], Int64s]:
+    def read(self, keys: Packed) -> tuple[Int64s, list[pa.Array], Int64s]:
         """Return position in ``keys``, columns and weights of the rows; cached until ``forget``."""
         if self._read is None:
             at, found, weights = self._values.scan(keys)
             columns = rows.decode_rows(found, self._types) if self._types else []
             order = self._canonical(at, found, columns)
             taken = pa.array(order)
-            self._read = (
-                np.array(at, np.int64)[order],
-                [column.take(taken) for column in columns],
-                np.array(weights, np.int64)[order],
-            )
+            self._read = at[order], [column.take(taken) for column in columns], weights[order]
         return self._read
 
     def forget(self) -> None:
         """Drop the cache of ``read``."""
         self._read = None
 
-    def _canonical(self, at: list[int], found: list[bytes], columns: list[pa.Array]) -> Int64s:
-        order = list(range(len(at)))
-        if columns and len(at) > 1:
-            keys = rows.encode_keys(columns, self._oids, nulls=True)
-            order.sort(key=lambda i: (at[i], keys[i], found[i]))
-        return np.array(order, np.int64)
+    def _canonical(self, at: Int64s, found: Packed, columns: list[pa.Array]) -> Int64s:
+        if not columns or len(at) < 2:
+            return np.arange(len(at))
+        places = packed.fixed(at.astype(">i8"))
+        keys = packed.appended(rows.pack_keys(columns, self._oids), found)
+        return packed.sorted_order(packed.appended(places, keys))
 
 
 class Asked:
@@ -252,7 +241,7 @@ class Asked:
         )
         self._remote = remote
 
-    def column(self, keys: Sequence[bytes]) -> pa.Array:
+    def column(self, keys: Packed) -> pa.Array:
         """Return the aggregate of each group now."""
         at, columns, weights = self._kept.read(keys)
         own = [columns[i] for i in self._places]

@@ -13,15 +13,18 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+import numpy as np
 import pyarrow as pa
 
 from headrace.collections import plan
 from headrace.collections.base import columns_of, cut, encode, keys_of, weights_of
 from headrace.collections.by_key import ByKey, Found, demand_none_negative, nothing
+from headrace.collections.listed import ListedIndex
 from headrace.collections.sorting import Sorter
 from headrace.errors import BugError, RowError
-from headrace.kernels import decimals, order, rows, text
-from headrace.state.contract import IndexState, StateStore
+from headrace.kernels import decimals, order, packed, rows, text
+from headrace.kernels.packed import Packed
+from headrace.state.contract import StateStore
 from headrace.types import BPCHAR, INT8, Schema, arrow_type, diff_batch
 
 _PAGE_ROWS: Final = 128
@@ -70,13 +73,13 @@ class Running(ByKey):
         self._defaults = [_default(s, c) for s, c in zip(self._specs, node.calls, strict=True)]
         self._ends: dict[bytes, tuple[bytes, bytes]] = {}
         """Partition -> the first and the last entry touched by the txid."""
-        self._state: IndexState
-        self._out: IndexState
+        self._state: ListedIndex
+        self._out: ListedIndex
 
     def open(self, store: StateStore) -> None:
         """See ``Collection``."""
-        self._state = store.index(self.id)
-        self._out = store.index(f"{self.id}.out")
+        self._state = ListedIndex(store.index(self.id))
+        self._out = ListedIndex(store.index(f"{self.id}.out"))
 
     def describe(self) -> str:
         """See ``Collection``."""
@@ -87,17 +90,17 @@ class Running(ByKey):
         calls = ", ".join(s.function for s in self._specs)
         return f"Window, running, by ({keys}) order ({items}): {calls}"
 
-    def add(self, port: int, keys: list[bytes], batch: pa.RecordBatch) -> None:
+    def add(self, port: int, keys: Packed, batch: pa.RecordBatch) -> None:
         """See ``ByKey``."""
         columns, count = columns_of(batch), batch.num_rows
         entries = order.entries(
             self._sorter.orders(columns, count),
             self._sorter.rests(columns, count),
-            encode(columns, count),
+            encode(columns, count).strings(),
         )
-        self._state.add_many(keys, entries, weights_of(batch))
+        self._state.state.add_many(keys, packed.pack(entries), weights_of(batch))
         ends = self._ends
-        for key, entry in zip(keys, entries, strict=True):
+        for key, entry in zip(keys.strings(), entries, strict=True):
             known = ends.get(key)
             if known is None:
                 ends[key] = (entry, entry)
@@ -106,14 +109,14 @@ class Running(ByKey):
             elif entry > known[1]:
                 ends[key] = (known[0], entry)
 
-    def before(self, keys: list[bytes]) -> Found:
+    def before(self, keys: Packed) -> Found:
         """See ``ByKey``: the state contains the output."""
         return nothing()
 
-    def advance(self, keys: list[bytes], before: Found) -> list[pa.RecordBatch]:
+    def advance(self, keys: Packed, before: Found) -> list[pa.RecordBatch]:
         """See ``ByKey``."""
         out: list[pa.RecordBatch] = []
-        active = self._started([_Part(key, *self._ends.pop(key)) for key in keys])
+        active = self._started([_Part(key, *self._ends.pop(key)) for key in keys.strings()])
         while active:
             out.extend(self._round(active))
             active = [part for part in active if not part.done]
@@ -193,7 +196,7 @@ class Running(ByKey):
         size = max(part.size for part in parts)
         keys = [part.key for part in parts]
         at, entries, weights = self._state.first_many(keys, size, [p.next for p in parts])
-        demand_none_negative(weights, self.id)
+        demand_none_negative(np.array(weights, np.int64), self.id)
         columns = self._columns(entries)
         orders, _ = order.split(entries)
         pages: list[_Page] = []
@@ -208,7 +211,7 @@ class Running(ByKey):
             pages.append(page)
             low = high
         made = [pa.array(v, t) for v, t in zip(outputs, self._out_types, strict=True)]
-        values = encode(made, len(outputs[0]))
+        values = encode(made, len(outputs[0])).strings()
         self._read_old(pages, entries, size)
         changes = _Changes()
         low = 0
@@ -224,7 +227,7 @@ class Running(ByKey):
         decoded: dict[int, list[Any]] = {}
         arrays: list[pa.Array] = []
         if used - {None}:
-            arrays = rows.decode_rows(order.split(entries)[1], self._in_types)
+            arrays = rows.decode_rows(packed.pack(order.split(entries)[1]), self._in_types)
             decoded = {i: arrays[i].to_pylist() for i in used if i is not None}
         out: list[Any] = []
         for spec in self._specs:
@@ -245,7 +248,7 @@ class Running(ByKey):
     def _order_keys(self, spec: plan.RunningSpec, column: pa.Array) -> list[bytes]:
         assert spec.argument is not None, "min and max have one"
         oid = self._in_schema[spec.argument].oid
-        return keys_of([column], [oid], len(column))
+        return keys_of([column], [oid], len(column)).strings()
 
     def _run(
         self,
@@ -456,14 +459,14 @@ class Running(ByKey):
         shown, values, weights = changes.shown()
         if not weights:
             return []
-        columns = rows.decode_rows(order.split(shown)[1], self._in_types)
-        columns += rows.decode_rows(values, self._out_types)
+        columns = rows.decode_rows(packed.pack(order.split(shown)[1]), self._in_types)
+        columns += rows.decode_rows(packed.pack(values), self._out_types)
         return cut(diff_batch(self.schema, columns, pa.array(weights, pa.int64())))
 
     def _read(self, found: list[bytes]) -> tuple[list[list[Any]], list[int]]:
         """Return the values of the calls and the places, of rows of ``id.out``."""
         parsed = [_parsed(row) for row in found]
-        columns = rows.decode_rows([p[2] for p in parsed], self._out_types)
+        columns = rows.decode_rows(packed.pack([p[2] for p in parsed]), self._out_types)
         turned = [column.to_pylist() for column in columns]
         return [[c[i] for c in turned] for i in range(len(found))], [p[3] for p in parsed]
 

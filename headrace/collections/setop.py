@@ -9,12 +9,11 @@ import pyarrow as pa
 from headrace.collections import plan
 from headrace.collections.base import columns_of, encode, weights_of
 from headrace.collections.by_key import ByKey, Found, demand_none_negative, least
+from headrace.kernels import packed
+from headrace.kernels.packed import Packed
 from headrace.state.contract import IndexState, StateStore
 
 Int64s = npt.NDArray[np.int64]
-
-_COUNTED = b""
-"""Row under which the right side is counted: only the number of its rows matters."""
 
 
 class SetOp(ByKey):
@@ -50,25 +49,24 @@ class SetOp(ByKey):
         more = " all" if self._all else ""
         return f"SetOp ({self._kind}{more})"
 
-    def add(self, port: int, keys: list[bytes], batch: pa.RecordBatch) -> None:
+    def add(self, port: int, keys: Packed, batch: pa.RecordBatch) -> None:
         """See ``ByKey``."""
         if port == 0:
             encoded = encode(columns_of(batch), batch.num_rows)
             self._left.add_many(keys, encoded, weights_of(batch))
         else:
-            counted = [_COUNTED] * len(keys)
-            self._right.add_many(keys, counted, weights_of(batch))
+            # Only the number of its rows matters, which are all counted as the empty row.
+            self._right.add_many(keys, packed.empty(len(keys)), weights_of(batch))
 
-    def shown(self, keys: list[bytes]) -> Found:
+    def shown(self, keys: Packed) -> Found:
         """See ``ByKey``."""
         found = self._left.scan_many(keys)
-        others = self._right.weight_many(keys, [_COUNTED] * len(keys))
+        others = self._right.weight_many(keys, packed.empty(len(keys)))
         demand_none_negative(found[2], self.id)
         demand_none_negative(others, self.id)
         mine = np.zeros(len(keys), np.int64)
-        np.add.at(mine, np.array(found[0], np.int64), np.array(found[2], np.int64))
-        wanted = self._wanted(mine, np.array(others, np.int64))
-        return least(found, wanted.tolist())
+        np.add.at(mine, found[0], found[2])
+        return least(found, self._wanted(mine, others))
 
     def _wanted(self, mine: Int64s, others: Int64s) -> Int64s:
         """Return the rows' multiplicities in the result, from those on either side."""

@@ -62,7 +62,7 @@ class Sorter:
         for item in self._order:
             column, oid = columns[item.column], self._oids[item.column]
             part: list[bytes] = kernel.directed(
-                keys_of([column], [oid], count),
+                keys_of([column], [oid], count).strings(),
                 descending=item.descending,
                 nulls_first=item.nulls_first,
             )
@@ -73,7 +73,7 @@ class Sorter:
     def rests(self, columns: Sequence[pa.Array], count: int) -> list[bytes]:
         """Return canonical keys of the columns that are neither sorted nor grouped by."""
         chosen = [columns[i] for i in self._rest]
-        return keys_of(chosen, [self._oids[i] for i in self._rest], count)
+        return keys_of(chosen, [self._oids[i] for i in self._rest], count).strings()
 
     def ranks(self, columns: Sequence[pa.Array], groups: Int64s) -> list[bytes]:
         """Return Postgres' ranks of the rows within their groups; a group's rows are adjacent."""

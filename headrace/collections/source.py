@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 
 from headrace.collections import plan
 from headrace.collections.base import Collection, cut, decode, encode
-from headrace.collections.changes import WHOLE_ROW, TableChanges
+from headrace.collections.changes import WHOLE_ROW, KeySlots, TableChanges
 from headrace.collections.plan import SourceColumn
 from headrace.errors import (
     RESYNC,
@@ -31,7 +31,11 @@ from headrace.errors import (
     UnsupportedError,
 )
 from headrace.expressions.evaluate import Program
-from headrace.kernels import packed, rows, source
+from headrace.kernels import buffers, packed, rows, source
+from headrace.kernels.buffers import Int64s
+from headrace.kernels.numbering import Consolidator, consolidate
+from headrace.kernels.packed import Nullable, Packed
+from headrace.kernels.source import Ops
 from headrace.state import layout
 from headrace.state.contract import MapState, StateStore
 from headrace.types import arrow_type, diff_batch
@@ -74,17 +78,32 @@ def only_wanted(node: plan.SourceSpec, columns: list[pa.Array]) -> list[pa.Array
 
 @dataclass(slots=True)
 class _Ops:
-    """A change batch with keys, prepared for ``_replay``."""
+    """Changes with keys, prepared for ``_replay``."""
 
-    ops: list[int]
-    old_keys: list[bytes | None]
-    new_keys: list[bytes | None]
+    ops: Ops
+    slots: KeySlots
     values: list[pa.Array]
     """Typed new values per column; NULL for unchanged values that only the old row has."""
     kept: dict[int, np.ndarray]
     """Index in ``values`` -> mask of the changes whose value is that of the old row."""
-    unchanged: list[bool] | None
+    unchanged: np.ndarray | None
     """Flag per change that needs the old row; None if no change does."""
+
+    def part(self, start: int, end: int) -> _Ops:
+        """Return the changes from ``start`` to before ``end``."""
+        if end - start == len(self.ops):
+            return self
+        some = slice(start, end)
+        unchanged = None
+        if self.unchanged is not None and self.unchanged[some].any():
+            unchanged = self.unchanged[some]
+        return _Ops(
+            self.ops[some],
+            self.slots.part(some),
+            [column.slice(start, end - start) for column in self.values],
+            {place: mask[some] for place, mask in self.kept.items()},
+            unchanged,
+        )
 
 
 class Source(Collection):
@@ -149,15 +168,15 @@ class Source(Collection):
             return True
         if not self._told <= names or not self._apart.isdisjoint(names):
             return True
-        if (changes.ops == source.TRUNCATE).any():
+        if changes.truncated:
             return True
         came = changes.came(node.columns)
         if came is not None and pc.any(_mask(self._wanted, *came)).as_py():
             return True
-        keys = changes.touched(node.key)
-        if keys is None:
+        slots = changes.slots(node.key)
+        if slots.lost:
             raise self._identity_changed()
-        return any(row is not None for row in self._state.get_many(keys))
+        return buffers.some(self._state.get_many(slots.keys).valid)
 
     @property
     def _table(self) -> str:
@@ -169,14 +188,12 @@ class Source(Collection):
         columns = batch.columns[: len(self._types)]
         count = batch.num_rows
         if self._node.full_identity:
-            net, weights = rows.consolidate(encode(columns, count), [1] * count)
-            self._add(net, weights)
+            self._add(*consolidate(encode(columns, count), np.ones(count, np.int64)))
         else:
             own = [batch.column(place) for place in self._key_places]
             if any(column.null_count for column in own):
                 raise BugError(f"a row of table {self._table} has a NULL in its key")
-            kept = rows.pack_rows(columns) if columns else packed.pack([b""] * count)
-            self._state.load(rows.pack_keys(own, self._key_oids), kept)
+            self._state.load(rows.pack_keys(own, self._key_oids), encode(columns, count))
         ones = pa.array(np.ones(batch.num_rows, np.int64))
         return cut(diff_batch(self.schema, columns, ones))
 
@@ -186,16 +203,16 @@ class Source(Collection):
         ops = self._read_ops(TableChanges(batch, self._table, self.made))
         out: list[pa.RecordBatch] = []
         start = 0
-        for end in source.segments(ops.ops, ops.old_keys, ops.new_keys, ops.unchanged):
+        for end in source.segments(ops.ops, ops.slots.olds, ops.slots.news, ops.unchanged):
             if ops.ops[start] == source.TRUNCATE:
                 out.extend(self._truncate())
             else:
-                out.extend(self._replay(ops, start, end))
+                out.extend(self._replay(ops.part(start, end)))
             start = end
         return out
 
     def _read_ops(self, changes: TableChanges) -> _Ops:
-        ops: list[int] = changes.ops.tolist()
+        """Raise DefiniteFailure if a NOT NULL key is missing: the replica identity has changed."""
         values: list[pa.Array] = []
         kept: dict[int, np.ndarray] = {}
         for place, column in enumerate(self._node.columns):
@@ -203,96 +220,68 @@ class Source(Collection):
             values.append(value)
             if missing is not None:
                 kept[place] = missing
-        new_keys, old_keys = changes.new_keys(self._node.key), changes.old_keys(self._node.key)
-        self._check_keys(ops, old_keys, new_keys)
-        unchanged = None
-        if kept:
-            unchanged = np.logical_or.reduce(list(kept.values())).tolist()
-        return _Ops(ops, old_keys, new_keys, values, kept, unchanged)
-
-    def _check_keys(
-        self, ops: list[int], old_keys: list[bytes | None], new_keys: list[bytes | None]
-    ) -> None:
-        """Raise DefiniteFailure if a NOT NULL key is missing: the replica identity has changed."""
-        if source.keyless(ops, old_keys, new_keys):
+        slots = changes.slots(self._node.key)
+        if slots.lost:
             raise self._identity_changed()
+        unchanged = np.logical_or.reduce(list(kept.values())).view(np.uint8) if kept else None
+        return _Ops(changes.ops, slots, values, kept, unchanged)
 
-    def _replay(self, ops: _Ops, start: int, end: int) -> list[pa.RecordBatch]:
-        slots = source.touched_keys(ops.ops, ops.old_keys, ops.new_keys, start, end)
-        keys = list(slots)
-        before = self._state.get_many(keys)
+    def _replay(self, ops: _Ops) -> list[pa.RecordBatch]:
+        slots, count = ops.slots, len(ops.ops)
+        before = self._state.get_many(slots.keys)
         values = ops.values
-        if end - start < len(ops.ops):
-            values = [column.slice(start, end - start) for column in values]
-        if ops.unchanged is not None and any(ops.unchanged[start:end]):
-            values = self._fill(ops, start, end, values, slots, before)
-        new_rows = encode(values, end - start)
-        there = [row is not None for row in before]
+        if ops.unchanged is not None:
+            values = self._fill(ops, ops.unchanged, before)
+        new_rows = encode(values, count)
         partial = self._wanted is not None
-        after, bad, why = source.replay(
-            ops.ops, ops.old_keys, ops.new_keys, start, end, slots, there, partial
-        )
+        after, bad, why = source.replay(ops.ops, slots.olds, slots.news, before.valid, partial)
         if why:
-            raise self._misfit(ops.ops[bad], missing=why == source.MISSING)
+            raise self._misfit(int(ops.ops[bad]), missing=why == source.MISSING)
         wanted = None
         if self._wanted is not None:
-            wanted = _mask(self._wanted, values, end - start).to_pylist()
-        went, came, put_keys, put_values = source.changes(
-            keys, before, after, new_rows, wanted, start
-        )
-        self._state.put_many(put_keys, put_values)
+            wanted = buffers.values(_mask(self._wanted, values, count))
+        went, came, changed, stored = source.changes(before, after, new_rows, wanted)
+        self._state.put_many(slots.keys.take(changed), packed.take_nullable(new_rows, stored))
+        new, size = values, count
+        if came is not None:
+            index, size = pa.array(came), len(came)
+            new = [column.take(index) for column in values] if size else []
         if not values:
-            return self._emit([], [], len(came) - len(went))
-        new = values
-        if came != list(range(end - start)):
-            index = pa.array(np.array(came, np.int64))
-            new = [column.take(index) for column in values] if came else []
-        return self._emit(went, new, len(came))
+            return self._emit(packed.empty(0), [], size - len(went))
+        return self._emit(before.packed.take(went), new, size)
 
-    def _fill(
-        self,
-        ops: _Ops,
-        start: int,
-        end: int,
-        values: list[pa.Array],
-        slots: dict[bytes, int],
-        before: list[bytes | None],
-    ) -> list[pa.Array]:
-        """Return ``values`` with unchanged TOAST values filled in from the stored rows."""
-        old_rows: list[bytes] = []
-        index = np.full(end - start, -1, np.int64)
-        for place in range(start, end):
-            if ops.unchanged is None or not ops.unchanged[place]:
-                continue
-            key = ops.old_keys[place] or ops.new_keys[place]
-            row = None if key is None else before[slots[key]]
-            if row is None and self._wanted is not None:
-                raise StructureChanged(
-                    f"an update of table {self._table} omits unchanged values that are not stored",
-                    detail="Since the view was created, these values have become large enough for"
-                    " TOAST.",
-                    hint=RESYNC,
-                )
-            if row is None:
+    def _fill(self, ops: _Ops, unchanged: np.ndarray, before: Nullable) -> list[pa.Array]:
+        """Return the values with unchanged TOAST values filled in from the stored rows."""
+        places = np.flatnonzero(unchanged)
+        olds, news = ops.slots.olds[places], ops.slots.news[places]
+        slots = np.where(olds >= 0, olds, news)
+        if not buffers.every(before.valid[slots]):
+            if self._wanted is None:
                 raise self._misfit(source.UPDATE, missing=True)
-            index[place - start] = len(old_rows)
-            old_rows.append(row)
-        old = rows.decode_rows(old_rows, self._types)
+            raise StructureChanged(
+                f"an update of table {self._table} omits unchanged values that are not stored",
+                detail="Since the view was created, these values have become large enough for"
+                " TOAST.",
+                hint=RESYNC,
+            )
+        old = rows.decode_rows(before.packed.take(slots), self._types)
+        index = np.full(len(unchanged), -1, np.int64)
+        index[places] = np.arange(len(places))
         take = pa.array(index, mask=index < 0)
-        out = list(values)
+        out = list(ops.values)
         for position, mask in ops.kept.items():
-            here = pa.array(mask[start:end])
-            out[position] = pc.if_else(here, old[position].take(take), values[position])
+            here = pa.array(mask)
+            out[position] = pc.if_else(here, old[position].take(take), out[position])
         return out
 
     # --- changes of a table without a key (REPLICA IDENTITY FULL)
 
     def _apply_multiset(self, batch: pa.RecordBatch) -> list[pa.RecordBatch]:
         ops = batch.column("__op").to_numpy()
-        none: list[bytes | None] = [None] * batch.num_rows
+        none = buffers.minus_ones(batch.num_rows)
         out: list[pa.RecordBatch] = []
         start = 0
-        for end in source.segments(ops.tolist(), none, none, None):
+        for end in source.segments(ops, none, none, None):
             if ops[start] == source.TRUNCATE:
                 out.extend(self._truncate())
             else:
@@ -311,26 +300,22 @@ class Source(Collection):
         changes = TableChanges(new_batch, self._table)
         old = [befores.parse(column, befores.text("o", column)) for column in self._node.columns]
         new = [changes.value(column, False)[0] for column in self._node.columns]
-        consolidator = rows.Consolidator()
+        consolidator = Consolidator()
         for columns, count, weight in ((old, old_batch.num_rows, -1), (new, new_batch.num_rows, 1)):
             kept = encode(columns, count)
             if self._wanted is not None and count:
-                mask = _mask(self._wanted, columns, count)
-                kept = pa.array(kept, pa.binary()).filter(mask).to_pylist()
-            consolidator.add(kept, [weight] * len(kept))
+                mask = buffers.values(_mask(self._wanted, columns, count))
+                kept = kept.take(np.flatnonzero(mask))
+            consolidator.add(kept, np.full(len(kept), weight, np.int64))
         net, weights = consolidator.items()
         self._add(net, weights)
         return self._decoded(net, weights)
 
-    def _add(self, net: list[bytes], weights: list[int]) -> None:
-        stored = self._state.get_many(net)
-        values: list[bytes | None] = []
-        for value, diff in zip(stored, weights, strict=True):
-            weight = diff + (0 if value is None else layout.decode_weight(value))
-            if weight < 0:
-                raise self._misfit(source.DELETE, missing=True)
-            values.append(layout.encode_weight(weight) if weight else None)
-        self._state.put_many(net, values)
+    def _add(self, net: Packed, weights: Int64s) -> None:
+        stored = layout.weights_of(self._state.get_many(net)) + weights
+        if buffers.negative(stored):
+            raise self._misfit(source.DELETE, missing=True)
+        self._state.put_many(net, layout.values_of(stored))
 
     # --- both
 
@@ -339,22 +324,23 @@ class Source(Collection):
         full = self._node.full_identity
         for keys, values in self._state.scan():
             if full:
-                out.extend(self._decoded(keys, [-layout.decode_weight(v) for v in values]))
+                weights = [-layout.decode_weight(value) for value in values]
+                out.extend(self._decoded(packed.pack(keys), np.array(weights, np.int64)))
             else:
-                out.extend(self._decoded(values, [-1] * len(values)))
-            nothing: list[bytes | None] = [None] * len(keys)
-            self._state.put_many(keys, nothing)
+                gone = np.full(len(values), -1, np.int64)
+                out.extend(self._decoded(packed.pack(values), gone))
+            self._state.put_many(packed.pack(keys), packed.nullable([None] * len(keys)))
         return out
 
-    def _emit(self, went: list[bytes], new: list[pa.Array], came: int) -> list[pa.RecordBatch]:
+    def _emit(self, went: Packed, new: list[pa.Array], came: int) -> list[pa.RecordBatch]:
         """Return retractions of ``went``, then ``came`` new rows."""
-        if not went and not came:
+        if not len(went) and not came:
             return []
         if not self._types:
             weight = pa.array(np.array([came] if came else [], np.int64))
             return cut(diff_batch(self.schema, [], weight))
         columns = new
-        if went:
+        if len(went):
             old = rows.decode_rows(went, self._types)
             columns = old
             if came:
@@ -363,7 +349,7 @@ class Source(Collection):
         weights[: len(went)] = -1
         return cut(diff_batch(self.schema, columns, pa.array(weights)))
 
-    def _decoded(self, net: list[bytes], weights: list[int]) -> list[pa.RecordBatch]:
+    def _decoded(self, net: Packed, weights: Int64s) -> list[pa.RecordBatch]:
         return cut(decode(net, self.schema, weights))
 
     def _identity_changed(self) -> DefiniteFailure:

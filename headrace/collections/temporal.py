@@ -12,12 +12,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from headrace.collections import base, plan
+from headrace.collections.listed import ListedIndex, ListedMap
 from headrace.collections.steps import run_program
 from headrace.errors import BugError
 from headrace.expressions.evaluate import Program
 from headrace.expressions.remote import RemoteEvaluator
-from headrace.kernels import rows
-from headrace.state.contract import IndexState, MapState, StateStore
+from headrace.kernels import packed, rows
+from headrace.state.contract import StateStore
 from headrace.types import DATE, TIMESTAMPTZ, Field, Schema, arrow_schema
 
 _CLOCK: Final = Field("now()", TIMESTAMPTZ)
@@ -73,15 +74,15 @@ class Temporal(base.Collection):
         self._held = base.Diffed(in_schema)
         self._first: list[int] | None = None
         """``_limits`` during population."""
-        self._rows: IndexState
-        self._pages: IndexState
-        self._clock: MapState
+        self._rows: ListedIndex
+        self._pages: ListedIndex
+        self._clock: ListedMap
 
     def open(self, store: StateStore) -> None:
         """See ``Collection``."""
-        self._rows = store.index(self.id)
-        self._pages = store.index(f"{self.id}.pages")
-        self._clock = store.map(f"{self.id}.clock")
+        self._rows = ListedIndex(store.index(self.id))
+        self._pages = ListedIndex(store.index(f"{self.id}.pages"))
+        self._clock = ListedMap(store.map(f"{self.id}.clock"))
 
     def describe(self) -> str:
         """See ``Collection``."""
@@ -160,8 +161,8 @@ class Temporal(base.Collection):
         for number, (old, new) in enumerate(zip(before, limits, strict=True)):
             if 0 < old < new:
                 self._forget(number, old, new)
-        packed = b"".join(map(_LIMIT.pack, limits))
-        self._clock.put_many([_NOW], [_INSTANT.pack(now) + packed])
+        stored = b"".join(map(_LIMIT.pack, limits))
+        self._clock.put_many([_NOW], [_INSTANT.pack(now) + stored])
         return limits
 
     def _forget(self, number: int, first: int, end: int) -> None:
@@ -185,7 +186,8 @@ class Temporal(base.Collection):
         if min(found.values()) < 0:
             raise BugError(f'a row in state "{self.id}" has a negative weight')
         out: list[pa.RecordBatch] = []
-        for batch in base.cut(base.decode(list(found), self._in_schema, found.values())):
+        weights = np.array([*found.values()], np.int64)
+        for batch in base.cut(base.decode(packed.pack([*found]), self._in_schema, weights)):
             old, new = self._stand(batch, before), self._stand(batch, now)
             changed = np.zeros(batch.num_rows, np.bool_)
             for was, becomes in zip(old, new, strict=True):
@@ -205,8 +207,8 @@ class Temporal(base.Collection):
 
     def _enter(self, batch: pa.RecordBatch, now: int, limits: list[int]) -> list[pa.RecordBatch]:
         """Return diffs of the input with their tests; store the rows from ``limits`` on."""
-        columns, weights = base.columns_of(batch), base.weights_of(batch)
-        encoded = base.encode(columns, batch.num_rows)
+        columns, weights = base.columns_of(batch), base.weights_of(batch).tolist()
+        encoded = base.encode(columns, batch.num_rows).strings()
         keys = self._keys.run(columns, batch.num_rows)
         for number, places in enumerate(self._places(keys)):
             limit = limits[number]

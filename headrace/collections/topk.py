@@ -11,11 +11,13 @@ import pyarrow as pa
 from headrace.collections import plan
 from headrace.collections.base import columns_of, encode, weights_of
 from headrace.collections.by_key import ByKey, Found, difference, nothing
+from headrace.collections.listed import Listed, ListedIndex, listed, scanned
 from headrace.collections.sorting import Sorter
 from headrace.errors import BugError
 from headrace.expressions.remote import RemoteEvaluator
-from headrace.kernels import order, rows
-from headrace.state.contract import IndexState, StateStore
+from headrace.kernels import order, packed, rows
+from headrace.kernels.packed import Packed
+from headrace.state.contract import StateStore
 from headrace.types import Schema, arrow_schema, arrow_type
 
 HEAD: Final = "head"
@@ -79,19 +81,19 @@ class TopK(ByKey):
             return []
         return [pa.RecordBatch.from_arrays(batch.columns, schema=self._schema)]
 
-    def add(self, port: int, keys: list[bytes], batch: pa.RecordBatch) -> None:
+    def add(self, port: int, keys: Packed, batch: pa.RecordBatch) -> None:
         """See ``ByKey``."""
         columns = columns_of(batch)
-        encoded = encode(columns, batch.num_rows)
-        self._front.add(keys, columns, encoded, weights_of(batch))
+        encoded = encode(columns, batch.num_rows).strings()
+        self._front.add(keys.strings(), columns, encoded, weights_of(batch).tolist())
 
-    def before(self, keys: list[bytes]) -> Found:
+    def before(self, keys: Packed) -> Found:
         """See ``ByKey``."""
-        return self._front.before(keys)
+        return self._front.before(keys.strings())
 
-    def advance(self, keys: list[bytes], before: Found) -> list[pa.RecordBatch]:
+    def advance(self, keys: Packed, before: Found) -> list[pa.RecordBatch]:
         """See ``ByKey``."""
-        return self.diffs(self._front.advance(keys, before))
+        return self.diffs(self._front.advance(keys.strings(), before))
 
 
 class _Window:
@@ -133,13 +135,15 @@ class _Window:
         return out, used
 
     def shown(self, groups: Iterable[Ordered]) -> Found:
-        out = nothing()
+        at: list[int] = []
+        found: list[bytes] = []
+        weights: list[int] = []
         for number, group in enumerate(groups):
             for row, weight in self.cut(group)[0]:
-                out[0].append(number)
-                out[1].append(row)
-                out[2].append(self.sign * weight)
-        return out
+                at.append(number)
+                found.append(row)
+                weights.append(self.sign * weight)
+        return scanned(at, found, weights)
 
     def is_open(self, group: list[tuple[bytes, bytes, int]]) -> bool:
         """Return whether entries after these may count too."""
@@ -176,10 +180,10 @@ class _Sorted:
         self._sorter = sorter
         self._window = window
         self._ties = node.ties
-        self._state: IndexState
+        self._state: ListedIndex
 
     def open(self, store: StateStore) -> None:
-        self._state = store.index(self._id)
+        self._state = ListedIndex(store.index(self._id))
 
     def add(
         self,
@@ -239,12 +243,12 @@ class _Ranked:
         self._window = window
         self._types = [arrow_type(f.oid) for f in node.schema]
         self._changed: dict[bytes, dict[bytes, int]] = {}
-        self._state: IndexState
-        self._head: IndexState
+        self._state: ListedIndex
+        self._head: ListedIndex
 
     def open(self, store: StateStore) -> None:
-        self._state = store.index(self._id)
-        self._head = store.index(f"{self._id}.{HEAD}")
+        self._state = ListedIndex(store.index(self._id))
+        self._head = ListedIndex(store.index(f"{self._id}.{HEAD}"))
 
     def add(
         self,
@@ -271,13 +275,13 @@ class _Ranked:
         new = self._candidates(keys, old, changed)
         ordered = self._ordered(old, new)
         shown = [self._window.shown(_present(ordered, each)) for each in (old, new)]
-        kept = nothing()
+        kept: Listed = [], [], []
         for number, group in enumerate(_present(ordered, new)):
             for _, row, weight in group[: self._window.cut(group)[1]]:
                 kept[0].append(number)
                 kept[1].append(row)
                 kept[2].append(weight)
-        at, found, weights = difference(head, kept)
+        at, found, weights = listed(difference(scanned(*head), scanned(*kept)))
         self._head.add_many([keys[i] for i in at], found, weights)
         return difference(*shown)
 
@@ -317,7 +321,7 @@ class _Ranked:
             sizes.append(len(mine))
         if not wanted:
             return [[] for _ in sizes]
-        columns = rows.decode_rows(wanted, self._types)
+        columns = rows.decode_rows(packed.pack(wanted), self._types)
         groups = np.repeat(np.arange(len(sizes), dtype=np.int64), sizes)
         ranks = self._sorter.ranks(columns, groups)
         rests = self._sorter.rests(columns, len(wanted))
@@ -343,7 +347,7 @@ def _present(
     ]
 
 
-def _by_key(found: tuple[list[int], list[bytes], list[int]], count: int) -> list[dict[bytes, int]]:
+def _by_key(found: Listed, count: int) -> list[dict[bytes, int]]:
     out: list[dict[bytes, int]] = [{} for _ in range(count)]
     for at, row, weight in zip(*found, strict=True):
         out[at][row] = weight

@@ -16,6 +16,7 @@ from headrace.expressions.placeholders import renumber
 from headrace.expressions.remote import RemoteEvaluator
 from headrace.expressions.windows import Over, Sorting
 from headrace.kernels import rows
+from headrace.kernels.packed import Packed
 from headrace.process import bounds
 from headrace.state.contract import IndexState, StateStore
 from headrace.types import Schema, arrow_type
@@ -86,44 +87,43 @@ class Window(ByKey):
         calls = ", ".join(f.name for f in self.schema[len(self._in_types) :])
         return f"Window by ({keys}) order ({order}): {calls}"
 
-    def add(self, port: int, keys: list[bytes], batch: pa.RecordBatch) -> None:
+    def add(self, port: int, keys: Packed, batch: pa.RecordBatch) -> None:
         """See ``ByKey``."""
         encoded = encode(columns_of(batch), batch.num_rows)
         self._state.add_many(keys, encoded, weights_of(batch))
 
-    def before(self, keys: list[bytes]) -> Found:
+    def before(self, keys: Packed) -> Found:
         """See ``ByKey``: the state contains the output."""
         return nothing()
 
-    def advance(self, keys: list[bytes], before: Found) -> list[pa.RecordBatch]:
+    def advance(self, keys: Packed, before: Found) -> list[pa.RecordBatch]:
         """See ``ByKey``."""
         changed = difference(self._out.scan_many(keys), self.shown(keys))
         at, encoded, weights = changed
-        self._out.add_many([keys[i] for i in at], encoded, weights)
+        self._out.add_many(keys.take(at), encoded, weights)
         return self.diffs(changed)
 
-    def shown(self, keys: list[bytes]) -> Found:
+    def shown(self, keys: Packed) -> Found:
         """See ``ByKey``."""
         at, found, weights = self._state.scan_many(keys)
-        if not found:
+        if not len(at):
             return nothing()
-        bounds.expect(self, len(found))
+        bounds.expect(self, len(at))
         demand_none_negative(weights, self.id)
         columns = rows.decode_rows(found, self._in_types)
-        rests = self._sorter.rests(columns, len(found))
-        order = sorted(range(len(found)), key=lambda i: (at[i], rests[i], found[i]))
+        rests, strings = self._sorter.rests(columns, len(at)), found.strings()
+        order = sorted(range(len(at)), key=lambda i: (at[i], rests[i], strings[i]))
         columns = _take(columns, order)
-        places = np.array(at, np.int64)[order]
+        places = at[order]
         at_rows, values = self._remote.windows(
             self._over,
             [columns[i] for i in self._places],
             places,
-            np.array(weights, np.int64)[order],
+            weights[order],
             self._trusted,
         )
         shown = _take(columns, at_rows.tolist())
-        encoded = rows.encode_rows([*shown, *values])
-        return places[at_rows].tolist(), encoded, [1] * len(encoded)
+        return places[at_rows], rows.pack_rows([*shown, *values]), np.ones(len(at_rows), np.int64)
 
 
 def _take(columns: Sequence[pa.Array], places: Sequence[int]) -> list[pa.Array]:

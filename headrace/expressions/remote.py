@@ -22,7 +22,7 @@ from headrace.expressions.kernels import FailingRow
 from headrace.expressions.placeholders import shown, substitute
 from headrace.expressions.pool import Pool
 from headrace.expressions.session import EvaluatorSession, integers
-from headrace.kernels import copytext, rows, text
+from headrace.kernels import copytext, numbering, rows, text
 from headrace.types import Field
 
 ROWS_PER_STATEMENT_MAX: Final = 20_000
@@ -177,9 +177,9 @@ class RemoteEvaluator:
         if not texts:
             found = self._ask(session, question, [], np.zeros(1, np.int64))
             return [pa.repeat(column[0], n) for column in question.typed(found)]
-        distinct, ids = rows.group(rows.encode_rows(texts))
+        distinct, ids = numbering.group(rows.pack_rows(texts))
         firsts = np.unique(ids, return_index=True)[1].astype(np.int64)
-        found = self._look_up(session, question, texts, distinct, firsts)
+        found = self._look_up(session, question, texts, distinct.strings(), firsts)
         columns_out = question.typed(found)
         if len(distinct) == n:
             return columns_out

@@ -18,7 +18,7 @@ from headrace.errors import RowError
 from headrace.expressions.kernels import FailingRow
 from headrace.expressions.placeholders import shown, substitute
 from headrace.expressions.remote import RemoteEvaluator, unnested
-from headrace.kernels import copytext, rows, text
+from headrace.kernels import copytext, numbering, rows, text
 from headrace.process.bounds import Described
 from headrace.types import INT8, Field
 
@@ -74,8 +74,8 @@ class SetCalls:
         texts = [text.render(c, f.oid) for c, f in zip(columns, self._arguments, strict=True)]
         keys, ids = [b""], np.zeros(count, np.int64)
         if texts:
-            keys, found_ids = rows.group(rows.encode_rows(texts))
-            ids = np.asarray(found_ids, np.int64)
+            distinct, ids = numbering.group(rows.pack_rows(texts))
+            keys = distinct.strings()
         firsts = np.unique(ids, return_index=True)[1].astype(np.int64)
         found = self._look_up(texts, keys, firsts, part) if count else []
         sizes = np.array([len(each) for each in found], np.int64)

@@ -16,7 +16,13 @@ import cython
 import numpy as np
 import numpy.typing as npt
 
-from headrace.kernels import buffers, decimals
+from headrace.kernels import buffers, decimals, packed
+from headrace.kernels.packed import Nullable, Packed
+
+if cython.compiled:
+    from cython.cimports.headrace.kernels.packed import same
+else:
+    from headrace.kernels.packed import same
 
 Int64s = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
@@ -199,46 +205,98 @@ def decode_numbers(data: bytes, at: cython.Py_ssize_t) -> tuple[list[int], int]:
     return out, at
 
 
-def decode_groups(
-    values: Sequence[bytes | None],
-) -> tuple[list[Numbers], list[bytes | None], list[bytes | None]]:
+def decode_groups(values: Nullable) -> tuple[list[Numbers], Nullable, Nullable]:
     """Decode each group's state value into numbers, key row and result row.
 
     For None, no group, they are [], None and None.  ValueError if a value is of another version.
     """
+    i: cython.Py_ssize_t
     at: cython.Py_ssize_t
+    count: cython.Py_ssize_t = len(values)
+    data: bytes = values.data.tobytes()
+    limits: cython.const_longlong[::1] = buffers.view(values.bounds)
+    valid: cython.const_uchar[::1] = buffers.view(values.valid)
+    begins, ends = np.zeros(count, np.int64), np.zeros(count, np.int64)
+    firsts: cython.longlong[::1] = buffers.view(begins)
+    lasts: cython.longlong[::1] = buffers.view(ends)
     all_numbers: list[Numbers] = []
-    key_rows: list[bytes | None] = []
-    results: list[bytes | None] = []
-    for value in values:
-        if value is None:
+    for i in range(count):
+        if not valid[i]:
             all_numbers.append([])
-            key_rows.append(None)
-            results.append(None)
+            firsts[i] = lasts[i] = limits[i]
             continue
-        data: bytes = value
-        if data[0] != _VERSION:
+        at = limits[i]
+        if data[at] != _VERSION:
             raise ValueError("a group's state is of an unknown version")
-        numbers, at = decode_numbers(data, 1)
-        end: cython.Py_ssize_t = at + numbers.pop()
+        numbers, at = decode_numbers(data, at + 1)
+        firsts[i] = at
+        lasts[i] = at + numbers.pop()
         all_numbers.append(numbers)
-        key_rows.append(data[at:end])
-        results.append(data[end:])
-    return all_numbers, key_rows, results
+    keys = packed.spans(values.data, begins, ends)
+    results = packed.spans(values.data, ends, values.bounds[1:])
+    return (
+        all_numbers,
+        Nullable(keys.data, keys.bounds, values.valid),
+        Nullable(results.data, results.bounds, values.valid),
+    )
 
 
-def encode_groups(
-    numbers: Sequence[Numbers], key_rows: Sequence[bytes], results: Sequence[bytes | None]
-) -> list[bytes | None]:
+def encode_groups(numbers: Sequence[Numbers], key_rows: Packed, results: Nullable) -> Nullable:
     """Encode state values for ``decode_groups``; a group without a result row has None."""
-    out: list[bytes | None] = []
-    for own, key_row, result in zip(numbers, key_rows, results, strict=True):
-        if result is None:
-            out.append(None)
+    sizes = np.diff(key_rows.bounds).tolist()
+    heads = [
+        _FIRST + encode_numbers([*own, size]) for own, size in zip(numbers, sizes, strict=True)
+    ]
+    found = packed.appended(packed.appended(packed.pack(heads), key_rows), results.packed)
+    return Nullable(found.data, found.bounds, results.valid)
+
+
+def turned(olds: Nullable, news: Nullable) -> tuple[Int64s, Int64s]:
+    """Return the group of each old row that disappears and new one that appears, by group.
+
+    Then follow the numbers of these rows, where new rows follow the old ones.
+    """
+    groups, numbers = np.empty(2 * len(olds), np.int64), np.empty(2 * len(olds), np.int64)
+    count = _turned(
+        buffers.view(olds.data),
+        buffers.view(olds.bounds),
+        buffers.view(olds.valid),
+        buffers.view(news.data),
+        buffers.view(news.bounds),
+        buffers.view(news.valid),
+        buffers.view(groups),
+        buffers.view(numbers),
+    )
+    return groups[:count], numbers[:count]
+
+
+@cython.cfunc
+@cython.exceptval(check=False)
+def _turned(
+    olds: cython.const_uchar[::1],
+    old_bounds: cython.const_longlong[::1],
+    old_valid: cython.const_uchar[::1],
+    news: cython.const_uchar[::1],
+    new_bounds: cython.const_longlong[::1],
+    new_valid: cython.const_uchar[::1],
+    groups: cython.longlong[::1],
+    numbers: cython.longlong[::1],
+) -> cython.Py_ssize_t:
+    i: cython.Py_ssize_t
+    count: cython.Py_ssize_t = 0
+    total: cython.Py_ssize_t = len(old_valid)
+    for i in range(total):
+        if old_valid[i] and new_valid[i] and same(olds, old_bounds, i, news, new_bounds, i):
             continue
-        head = encode_numbers([*own, len(key_row)])
-        out.append(b"".join((_FIRST, head, key_row, result)))
-    return out
+        if old_valid[i]:
+            groups[count] = i
+            numbers[count] = i
+            count += 1
+        if new_valid[i]:
+            groups[count] = i
+            numbers[count] = total + i
+            count += 1
+    return count
 
 
 # --- advance groups
@@ -437,15 +495,23 @@ def _float(counts: list[int], total: int, *, average: bool) -> float | None:
 # --- rows of an ordered multiset
 
 
-def join_ordered(orders: Sequence[bytes], values: Sequence[bytes]) -> list[bytes]:
+def join_ordered(orders: Packed, values: Packed) -> Packed:
     """Return rows that sort by ``orders`` (prefix-free) and contain their values."""
-    return [
-        order + value + len(order).to_bytes(4, "little")
-        for order, value in zip(orders, values, strict=True)
-    ]
+    sizes = packed.fixed(np.diff(orders.bounds).astype("<u4"))
+    return packed.appended(packed.appended(orders, values), sizes)
 
 
-def ordered_value(row: bytes) -> bytes:
-    """Return the value of a row of ``join_ordered``."""
-    end = len(row) - 4
-    return row[int.from_bytes(row[end:], "little") : end]
+def ordered_values(rows: Nullable, none: bytes) -> Packed:
+    """Return the values of rows of ``join_ordered``; ``none`` for None."""
+    size = len(rows.data)
+    data = np.concatenate((rows.data, np.frombuffer(none, np.uint8)))
+    starts = np.full(len(rows), size, np.int64)
+    ends = np.full(len(rows), size + len(none), np.int64)
+    there = np.flatnonzero(rows.valid)
+    last = rows.bounds[there + 1] - 4
+    sizes = np.zeros(len(there), np.int64)
+    for place in range(4):
+        sizes += rows.data[last + place].astype(np.int64) << (8 * place)
+    starts[there] = rows.bounds[there] + sizes
+    ends[there] = last
+    return packed.spans(data, starts, ends)

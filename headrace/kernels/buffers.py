@@ -40,6 +40,8 @@ _TEXTS: Final = frozenset((pa.string().id, pa.binary().id))
 _BOOL: Final = pa.bool_().id
 _ONES: Final = np.ones(1024, np.uint8)
 _ONES.flags.writeable = False
+_NONE: Final = np.full(1024, -1, np.int64)
+_NONE.flags.writeable = False
 
 
 def view(array: npt.NDArray[Any]) -> memoryview:
@@ -64,6 +66,26 @@ def dtype(kind: pa.DataType) -> np.dtype[Any]:
 def all_valid(n: int) -> Bytes:
     """Return the ``validity`` of ``n`` rows without NULLs."""
     return _ONES[:n] if n <= len(_ONES) else np.ones(n, np.uint8)
+
+
+def every(flags: Bytes) -> bool:
+    """Return whether no byte is 0; much faster than ``all`` for a few."""
+    return bool(_find(view(flags), True) < 0)
+
+
+def some(flags: Bytes) -> bool:
+    """Return whether a byte is not 0; much faster than ``any`` for a few."""
+    return bool(_find(view(flags), False) >= 0)
+
+
+def negative(numbers: Int64s) -> bool:
+    """Return whether a number is below 0; much faster than ``any`` for a few."""
+    return bool(_negative(view(numbers)))
+
+
+def minus_ones(n: int) -> Int64s:
+    """Return ``n`` times -1, read-only."""
+    return _NONE[:n] if n <= len(_NONE) else np.full(n, -1, np.int64)
 
 
 def validity(array: pa.Array) -> Bytes:
@@ -191,6 +213,27 @@ def cut(joined: bytes, limits: cython.const_longlong[::1]) -> list[bytes]:
         out.append(source[begin:end])
         begin = end
     return out
+
+
+@cython.cfunc
+@cython.exceptval(-2, check=False)
+def _find(flags: cython.const_uchar[::1], zero: cython.bint) -> cython.Py_ssize_t:
+    """Return the first place of a byte that is 0, or is not; -1: none."""
+    i: cython.Py_ssize_t
+    for i in range(len(flags)):
+        if (flags[i] == 0) == zero:
+            return i
+    return -1
+
+
+@cython.cfunc
+@cython.exceptval(check=False)
+def _negative(numbers: cython.const_longlong[::1]) -> cython.bint:
+    i: cython.Py_ssize_t
+    for i in range(len(numbers)):  # noqa: SIM110  a loop of C, where any() takes a generator
+        if numbers[i] < 0:
+            return True
+    return False
 
 
 def _unpack(bitmap: pa.Buffer, offset: int, n: int) -> Bytes:

@@ -1,4 +1,5 @@
-"""Hot loops of ``collections/by_key.py``: which keys are new, and how their rows differ.
+# cython: language_level=3, boundscheck=False, wraparound=False
+"""Hot loops of ``collections/by_key.py``: how the rows of keys differ, and the least of them.
 
 Rows of keys have the form of ``IndexState.scan_many``: positions of keys, ascending; rows; weights.
 """
@@ -6,101 +7,177 @@ Rows of keys have the form of ``IndexState.scan_many``: positions of keys, ascen
 from __future__ import annotations
 
 import cython
+import numpy as np
 
-Found = tuple[list[int], list[bytes], list[int]]
+from headrace.kernels import buffers, packed
+from headrace.kernels.buffers import Int64s
+from headrace.kernels.numbering import Numbering
+from headrace.kernels.packed import Packed
 
+if cython.compiled:
+    from cython.cimports.headrace.kernels.packed import same
+else:
+    from headrace.kernels.packed import same
 
-def touch(known: dict[bytes, int], keys: list[bytes]) -> list[bytes]:
-    """Assign numbers to the ``keys`` that are not ``known``; return them, in order."""
-    new: list[bytes] = []
-    for key in keys:
-        if key not in known:
-            known[key] = len(known)
-            new.append(key)
-    return new
+Found = tuple[Int64s, Packed, Int64s]
 
 
 def difference(before: Found, after: Found) -> Found:
     """Subtract ``before`` from ``after``: per key each row once and none with weight 0."""
-    olds: list[int] = before[0]
-    old_rows: list[bytes] = before[1]
-    old_weights: list[int] = before[2]
-    news: list[int] = after[0]
-    new_rows: list[bytes] = after[1]
-    new_weights: list[int] = after[2]
-    at: list[int] = []
-    rows: list[bytes] = []
-    weights: list[int] = []
+    total = len(before[0]) + len(after[0])
+    keys, numbers = np.empty(total, np.int64), np.empty(total, np.int64)
+    weights = np.empty(total, np.int64)
+    count, alone = _changed(
+        buffers.view(before[0]),
+        buffers.view(before[1].data),
+        buffers.view(before[1].bounds),
+        buffers.view(before[2]),
+        buffers.view(after[0]),
+        buffers.view(after[1].data),
+        buffers.view(after[1].bounds),
+        buffers.view(after[2]),
+        buffers.view(keys),
+        buffers.view(numbers),
+        buffers.view(weights),
+    )
+    keys, numbers, weights = keys[:count], numbers[:count], weights[:count]
+    if count == 0:
+        return keys, packed.empty(0), weights
+    rows = packed.take_two(before[1], after[1], numbers)
+    if alone:
+        return keys, rows, weights
+    ids, firsts = Numbering().add(packed.appended(packed.fixed(keys), rows))
+    sums = np.zeros(len(firsts), np.int64)
+    np.add.at(sums, ids, weights)
+    there = np.flatnonzero(sums)
+    chosen = firsts[there]
+    return keys[chosen], rows.take(chosen), sums[there]
+
+
+def least(found: Found, wanted: Int64s) -> Found:
+    """Return the first ``wanted`` rows of each key, ordered by length, then bytes.
+
+    REQUIRES: no weight is negative.
+    """
+    at, rows, weights = found
+    shown = np.empty(len(at), np.int64)
+    count = _limited(
+        buffers.view(at), buffers.view(weights), buffers.view(wanted), buffers.view(shown)
+    )
+    if count == len(at):
+        return at, rows, shown
+    if count >= 0:
+        there = np.flatnonzero(shown > 0)
+        return at[there], rows.take(there), shown[there]
+    begins = np.ones(len(at), np.bool_)
+    begins[1:] = at[1:] != at[: len(at) - 1]
+    firsts = np.flatnonzero(begins)
+    sizes = np.diff(np.append(firsts, len(at)))
+    order = _by_length(firsts, sizes, rows)
+    weights = weights[order]
+    ends = np.cumsum(weights)
+    before = ends - weights - np.repeat((ends - weights)[firsts], sizes)
+    shown = np.minimum(weights, wanted[at] - before)
+    there = np.flatnonzero(shown > 0)
+    return at[there], rows.take(order[there]), shown[there]
+
+
+def _by_length(firsts: Int64s, sizes: Int64s, rows: Packed) -> Int64s:
+    """Return the order of rows within groups by length, then bytes; a group is consecutive."""
+    order = np.arange(len(rows))
+    for group in np.flatnonzero(sizes > 1).tolist():
+        low = int(firsts[group])
+        high = low + int(sizes[group])
+        strings = rows.part(low, high).strings()
+        names = [(len(row), row, low + i) for i, row in enumerate(strings)]
+        names.sort()
+        order[low:high] = [place for _, _, place in names]
+    return order
+
+
+@cython.cfunc
+@cython.exceptval(check=False)
+def _limited(
+    at: cython.const_longlong[::1],
+    weights: cython.const_longlong[::1],
+    wanted: cython.const_longlong[::1],
+    shown: cython.longlong[::1],
+) -> cython.Py_ssize_t:
+    """Limit weights to what is wanted; return how many are above 0, -1 if a key has two rows."""
+    i: cython.Py_ssize_t
+    count: cython.Py_ssize_t = 0
+    for i in range(len(at)):
+        if i > 0 and at[i] == at[i - 1]:
+            return -1
+        shown[i] = min(weights[i], wanted[at[i]])
+        if shown[i] > 0:
+            count += 1
+    return count
+
+
+@cython.cfunc
+def _changed(
+    olds: cython.const_longlong[::1],
+    old_rows: cython.const_uchar[::1],
+    old_bounds: cython.const_longlong[::1],
+    old_weights: cython.const_longlong[::1],
+    news: cython.const_longlong[::1],
+    new_rows: cython.const_uchar[::1],
+    new_bounds: cython.const_longlong[::1],
+    new_weights: cython.const_longlong[::1],
+    keys: cython.longlong[::1],
+    numbers: cython.longlong[::1],
+    weights: cython.longlong[::1],
+) -> tuple[int, bool]:
+    """List the rows after the ones that each key has in common with before.
+
+    ``numbers`` counts the old rows, then the new ones; weights of old rows are negated.  Returns
+    how many there are, and whether no key has several.
+    """
     i: cython.Py_ssize_t = 0
     j: cython.Py_ssize_t = 0
-    while i < len(olds) or j < len(news):
-        if j == len(news) or (i < len(olds) and olds[i] <= news[j]):
-            key: cython.Py_ssize_t = olds[i]
+    key: cython.longlong
+    begin: cython.Py_ssize_t
+    count: cython.Py_ssize_t = 0
+    alone: cython.bint = True
+    old_count: cython.Py_ssize_t = len(olds)
+    while i < old_count or j < len(news):
+        if j == len(news) or (i < old_count and olds[i] <= news[j]):
+            key = olds[i]
         else:
             key = news[j]
-        low: cython.Py_ssize_t = i
-        high: cython.Py_ssize_t = j
-        while low < len(olds) and olds[low] == key:
-            low += 1
-        while high < len(news) and news[high] == key:
-            high += 1
         # Skip the common prefix: most rows are equal.
         while (
-            i < low and j < high and old_weights[i] == new_weights[j] and old_rows[i] == new_rows[j]
+            i < old_count
+            and j < len(news)
+            and olds[i] == key
+            and news[j] == key
+            and old_weights[i] == new_weights[j]
+            and same(old_rows, old_bounds, i, new_rows, new_bounds, j)
         ):
             i += 1
             j += 1
-        if low - i + high - j == 1:
-            at.append(key)
-            rows.append(old_rows[i] if i < low else new_rows[j])
-            weights.append(-old_weights[i] if i < low else new_weights[j])
-            i, j = low, high
-            continue
-        if i == low and j == high:
-            continue
-        sums: dict[bytes, int] = {}
-        while i < low:
-            sums[old_rows[i]] = sums.get(old_rows[i], 0) - old_weights[i]
+        begin = count
+        while i < old_count and olds[i] == key:
+            keys[count] = key
+            numbers[count] = i
+            weights[count] = -old_weights[i]
+            count += 1
             i += 1
-        while j < high:
-            sums[new_rows[j]] = sums.get(new_rows[j], 0) + new_weights[j]
+        while j < len(news) and news[j] == key:
+            keys[count] = key
+            numbers[count] = old_count + j
+            weights[count] = new_weights[j]
+            count += 1
             j += 1
-        for row, weight in sums.items():
-            if weight:
-                at.append(key)
-                rows.append(row)
-                weights.append(weight)
-    return at, rows, weights
-
-
-def least(found: Found, wanted: list[int]) -> Found:
-    """Return the first ``wanted`` rows of each key, ordered by length, then bytes.
-
-    Sorts ``found`` in place.  REQUIRES: no weight is negative.
-    """
-    at: list[int] = found[0]
-    rows: list[bytes] = found[1]
-    weights: list[int] = found[2]
-    out_at: list[int] = []
-    out_rows: list[bytes] = []
-    out_weights: list[int] = []
-    i: cython.Py_ssize_t = 0
-    while i < len(at):
-        key = at[i]
-        end: cython.Py_ssize_t = i + 1
-        while end < len(at) and at[end] == key:
-            end += 1
-        if end - i > 1:
-            ordered = [(len(rows[p]), rows[p], weights[p]) for p in range(i, end)]
-            ordered.sort()
-            rows[i:end] = [row for _, row, _ in ordered]
-            weights[i:end] = [weight for _, _, weight in ordered]
-        left = wanted[key]
-        while i < end and left > 0:
-            out_at.append(key)
-            out_rows.append(rows[i])
-            out_weights.append(min(weights[i], left))
-            left -= weights[i]
-            i += 1
-        i = end
-    return out_at, out_rows, out_weights
+        if count < begin + 2:
+            continue
+        first: cython.Py_ssize_t = numbers[begin]
+        last: cython.Py_ssize_t = numbers[begin + 1] - old_count
+        if count > begin + 2 or first >= old_count or last < 0:
+            alone = False
+        elif same(old_rows, old_bounds, first, new_rows, new_bounds, last):
+            # The row has another weight now, for equal ones were skipped.
+            weights[begin] += weights[begin + 1]
+            count -= 1
+    return count, alone

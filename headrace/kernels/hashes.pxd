@@ -3,7 +3,8 @@
 
 ctypedef unsigned long long Hash
 
-cdef Hash fnv(const unsigned char *data, Py_ssize_t begin, Py_ssize_t end) noexcept
+cdef Hash fnv(const unsigned char *data, Py_ssize_t begin, Py_ssize_t end) noexcept nogil
 cdef Hash fnv_copy(
     const unsigned char *data, Py_ssize_t begin, Py_ssize_t end, unsigned char *out, Py_ssize_t at
-) noexcept
+) noexcept nogil
+cdef unsigned char group_of(Hash h) noexcept nogil

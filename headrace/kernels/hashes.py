@@ -10,12 +10,14 @@ _FIRST = cython.declare(cython.ulonglong, 0x11C9DC5)
 
 @cython.cfunc
 @cython.inline
+@cython.nogil
 @cython.exceptval(check=False)
 def _next(h: cython.ulonglong, c: cython.uchar) -> cython.ulonglong:
     return ((h ^ c) * 0x1000193) & 0x3FFFFFFF
 
 
 @cython.cfunc
+@cython.nogil
 @cython.exceptval(check=False)
 def fnv(
     data: cython.p_const_uchar, begin: cython.Py_ssize_t, end: cython.Py_ssize_t
@@ -33,6 +35,7 @@ def fnv(
 
 
 @cython.cfunc
+@cython.nogil
 @cython.exceptval(check=False)
 def fnv_copy(
     data: cython.p_const_uchar,
@@ -48,3 +51,11 @@ def fnv_copy(
         out[at + i - begin] = data[i]
         h = _next(h, data[i])
     return h
+
+
+@cython.cfunc
+@cython.nogil
+@cython.exceptval(check=False)
+def group_of(h: cython.ulonglong) -> cython.uchar:
+    """Return the key group of a state's keys with the hash ``h``: the hash, folded."""
+    return (h ^ (h >> 8) ^ (h >> 16) ^ (h >> 24)) & 0xFF

@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from headrace.kernels import buffers, intervals, structures
 from headrace.kernels.buffers import Int64s
-from headrace.kernels.packed import Packed
+from headrace.kernels.packed import Nullable, Packed
 from headrace.types import BPCHAR, INTERVAL, JSONB, NUMERIC
 
 if cython.compiled:
@@ -54,13 +54,10 @@ def encode_keys(
     In arrays and ranges of numbers, and jsonb, the scale of numbers is ignored (1.0 and 1.00, in a
     float array -0 and 0).  The order of such keys is arbitrary.
     """
-    joined, bounds = _encoded(columns, oids)
-    keys: list[bytes | None] = list(buffers.cut(bytes(joined), buffers.view(bounds)))
+    keys: list[bytes | None] = [*pack_keys(columns, oids).strings()]
     if not nulls:
-        for column in columns:
-            if column.null_count:
-                for index in np.flatnonzero(buffers.validity(column) == 0).tolist():
-                    keys[index] = None
+        for index in np.flatnonzero(whole(columns) == 0).tolist():
+            keys[index] = None
     return keys
 
 
@@ -68,6 +65,14 @@ def pack_keys(columns: Sequence[pa.Array], oids: Sequence[int]) -> Packed:
     """Return the keys of ``encode_keys`` packed; NULLs are equal."""
     joined, bounds = _encoded(columns, oids)
     return Packed(np.frombuffer(joined, np.uint8), bounds)
+
+
+def whole(columns: Sequence[pa.Array]) -> buffers.Bytes:
+    """Return one byte per row: 1 if no column is NULL there."""
+    some = [buffers.validity(column) for column in columns if column.null_count]
+    if not some:
+        return buffers.all_valid(buffers.row_count(columns))
+    return np.minimum.reduce(some) if len(some) > 1 else some[0]
 
 
 @cython.cfunc
@@ -116,25 +121,36 @@ def _encoded(columns: Sequence[pa.Array], oids: Sequence[int]) -> tuple[bytearra
     return joined, bounds
 
 
-def divide(keys: Sequence[bytes | None], count: int) -> npt.NDArray[np.int32]:
+def divide(keys: Nullable, count: int) -> npt.NDArray[np.int32]:
     """Return one of ``count`` numbers for each key, the same in every process; -1 for None."""
     out = np.empty(len(keys), np.int32)
-    _divide(list(keys), count, buffers.view(out))
+    _divide(
+        buffers.view(keys.data),
+        buffers.view(keys.bounds),
+        buffers.view(keys.valid),
+        count,
+        buffers.view(out),
+    )
     return out
 
 
 @cython.cfunc
 @cython.exceptval(-1, check=False)
-def _divide(keys: list[bytes | None], count: cython.ulonglong, out: cython.int[::1]) -> cython.int:
+def _divide(
+    data: cython.const_uchar[::1],
+    bounds: cython.const_longlong[::1],
+    valid: cython.const_uchar[::1],
+    count: cython.ulonglong,
+    out: cython.int[::1],
+) -> cython.int:
     """Divide by the hash of the keys, folded."""
     i: cython.Py_ssize_t
-    n: cython.Py_ssize_t = len(keys)
-    for i in range(n):
-        key: bytes | None = keys[i]
-        if key is None:
+    source: cython.p_const_uchar = cython.address(data[0]) if cython.compiled else data
+    for i in range(len(out)):
+        if not valid[i]:
             out[i] = -1
             continue
-        h: cython.ulonglong = fnv(key, 0, len(key))
+        h: cython.ulonglong = fnv(source, bounds[i], bounds[i + 1])
         out[i] = (h ^ (h >> 15)) % count
     return 0
 

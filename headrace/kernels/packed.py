@@ -1,28 +1,37 @@
 # cython: language_level=3, boundscheck=False, wraparound=False
 # mypy: disable-error-code="no-any-return"
 # C types are annotations, which mypy sees as Any.
-"""Many byte strings in one buffer, which a population collects and writes in order."""
+"""Many byte strings in one buffer: rows and keys between encoders, collections and states."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import cython
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from headrace.kernels import buffers
 from headrace.kernels.buffers import Bytes, Int64s
 
+if cython.compiled:
+    from cython.cimports.libc.string import memcmp, memcpy
+
 _HEAD = 8
 _TIES_PART = 8
+_NO_BYTES = np.zeros(0, np.uint8)
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Packed:
-    """Consecutive byte strings; number i is between ``bounds[i]`` and ``bounds[i + 1]``."""
+    """Consecutive byte strings; number i is between ``bounds[i]`` and ``bounds[i + 1]``.
+
+    Whoever has made one does not change it.
+    """
 
     data: Bytes
     bounds: Int64s
@@ -32,17 +41,78 @@ class Packed:
 
     def strings(self) -> list[bytes]:
         """Return the strings one by one."""
-        return buffers.cut(self.data.tobytes(), buffers.view(self.bounds))
+        first, end = int(self.bounds[0]), int(self.bounds[len(self)])
+        bounds = self.bounds - first if first else self.bounds
+        return buffers.cut(self.data[first:end].tobytes(), buffers.view(bounds))
 
-    def taken(self, order: Int64s) -> list[bytes]:
+    def part(self, low: int, high: int) -> Packed:
+        """Return the strings from ``low`` to before ``high``, without copying."""
+        return Packed(self.data, self.bounds[low : high + 1])
+
+    def take(self, order: Int64s) -> Packed:
         """Return the strings with these numbers."""
-        return _taken(buffers.view(self.data), buffers.view(self.bounds), buffers.view(order))
+        if len(order) == 0:
+            return empty(0)
+        if len(order) == 1 == len(self) and order[0] == 0:
+            return self
+        bounds = np.empty(len(order) + 1, np.int64)
+        own, chosen, limits = buffers.view(self.bounds), buffers.view(order), buffers.view(bounds)
+        data = np.empty(_sizes(own, chosen, limits), np.uint8)
+        _copies(buffers.view(self.data), own, chosen, buffers.view(data), limits)
+        return Packed(data, bounds)
+
+
+@dataclass(slots=True)
+class Nullable:
+    """Byte strings as in ``Packed``, each of which counts only where ``valid`` is 1."""
+
+    data: Bytes
+    bounds: Int64s
+    valid: Bytes
+
+    def __len__(self) -> int:
+        return len(self.valid)
+
+    @property
+    def packed(self) -> Packed:
+        """The strings; those that do not count may have any content."""
+        return Packed(self.data, self.bounds)
+
+    def strings(self) -> list[bytes | None]:
+        """Return the strings one by one, None where they do not count."""
+        found: list[bytes | None] = [*self.packed.strings()]
+        for place in np.flatnonzero(self.valid == 0).tolist():
+            found[place] = None
+        return found
 
 
 def pack(strings: Sequence[bytes]) -> Packed:
     """Pack strings."""
     found = list(strings)
     return Packed(np.frombuffer(b"".join(found), np.uint8), buffers.lengths(found))
+
+
+def empty(count: int) -> Packed:
+    """Return ``count`` empty strings."""
+    return Packed(_NO_BYTES, np.zeros(count + 1, np.int64))
+
+
+def nullable(strings: Sequence[bytes | None]) -> Nullable:
+    """Pack strings of which some are None."""
+    found = pack([b"" if one is None else one for one in strings])
+    valid = np.array([one is not None for one in strings], np.uint8)
+    return Nullable(found.data, found.bounds, valid)
+
+
+def all_valid(strings: Packed) -> Nullable:
+    """Return the strings, of which none is None."""
+    return Nullable(strings.data, strings.bounds, buffers.all_valid(len(strings)))
+
+
+def take_nullable(strings: Packed, order: Int64s) -> Nullable:
+    """Return the strings with these numbers; -1 stands for None."""
+    found = strings.take(order)
+    return Nullable(found.data, found.bounds, (order >= 0).view(np.uint8))
 
 
 def joined(pieces: Sequence[Packed]) -> Packed:
@@ -52,6 +122,80 @@ def joined(pieces: Sequence[Packed]) -> Packed:
     sizes = [np.diff(piece.bounds) for piece in pieces]
     data = [piece.data[piece.bounds[0] : piece.bounds[len(piece)]] for piece in pieces]
     return Packed(np.concatenate(data), buffers.bounds(np.concatenate(sizes)))
+
+
+def appended(left: Packed, right: Packed) -> Packed:
+    """Return each string of ``left`` with that of ``right`` after it.
+
+    Raises:
+        ValueError: they differ in length.
+    """
+    if len(left) != len(right):
+        message = "packed strings differ in number"
+        raise ValueError(message)
+    own, other = buffers.view(left.bounds), buffers.view(right.bounds)
+    bounds = np.empty(len(left) + 1, np.int64)
+    data = np.empty(_sums(own, other, buffers.view(bounds)), np.uint8)
+    _append(
+        buffers.view(left.data),
+        own,
+        buffers.view(right.data),
+        other,
+        buffers.view(bounds),
+        buffers.view(data),
+    )
+    return Packed(data, bounds)
+
+
+def repeat(string: bytes, count: int) -> Packed:
+    """Return ``string``, ``count`` times."""
+    size = len(string)
+    bounds = np.arange(count + 1, dtype=np.int64) * size
+    return Packed(np.frombuffer(string * count, np.uint8), bounds)
+
+
+def fixed(numbers: npt.NDArray[Any]) -> Packed:
+    """Return the bytes of each number."""
+    size = numbers.itemsize
+    return Packed(numbers.view(np.uint8), np.arange(len(numbers) + 1, dtype=np.int64) * size)
+
+
+def spans(data: Bytes, starts: Int64s, ends: Int64s) -> Packed:
+    """Return the strings of ``data`` between ``starts`` and ``ends``, each inside of it."""
+    bounds = np.empty(len(starts) + 1, np.int64)
+    firsts, limits = buffers.view(starts), buffers.view(bounds)
+    out = np.empty(_lengths(firsts, buffers.view(ends), limits), np.uint8)
+    _spans(buffers.view(data), firsts, limits, buffers.view(out))
+    return Packed(out, bounds)
+
+
+def take_two(first: Packed, second: Packed, order: Int64s) -> Packed:
+    """Return strings by number, where those of ``second`` follow those of ``first``."""
+    bounds = np.empty(len(order) + 1, np.int64)
+    own, other = buffers.view(first.bounds), buffers.view(second.bounds)
+    chosen, limits = buffers.view(order), buffers.view(bounds)
+    data = np.empty(_two_sizes(own, other, chosen, limits), np.uint8)
+    _two_copies(
+        buffers.view(first.data),
+        own,
+        buffers.view(second.data),
+        other,
+        chosen,
+        buffers.view(data),
+        limits,
+    )
+    return Packed(data, bounds)
+
+
+def either(first: Nullable, second: Packed) -> Packed:
+    """Return the strings of ``first``, and those of ``second`` where they are None."""
+    if buffers.every(first.valid):
+        return first.packed
+    if not buffers.some(first.valid):
+        return second
+    places = np.arange(len(second))
+    chosen = np.where(first.valid, places, places + len(second))
+    return take_two(first.packed, second, chosen)
 
 
 def sorted_order(packed: Packed) -> Int64s:
@@ -81,7 +225,7 @@ def sorted_order(packed: Packed) -> Int64s:
     for tie in ties.tolist():
         low, high = int(starts[tie]), int(starts[tie + 1])
         numbers = order[low:high].copy()
-        strings = packed.taken(numbers)
+        strings = packed.take(numbers).strings()
         order[low:high] = numbers[sorted(range(high - low), key=strings.__getitem__)]
     return order
 
@@ -166,20 +310,189 @@ def _repeated(
 
 
 @cython.cfunc
-def _taken(
+@cython.exceptval(-1, check=False)
+def _sizes(
+    bounds: cython.const_longlong[::1],
+    order: cython.const_longlong[::1],
+    out: cython.longlong[::1],
+) -> cython.Py_ssize_t:
+    """Set ``out`` to the bounds of the chosen strings (-1: an empty one); return the last."""
+    i: cython.Py_ssize_t
+    total: cython.longlong = 0
+    out[0] = 0
+    for i in range(len(order)):
+        if order[i] >= 0:
+            total += bounds[order[i] + 1] - bounds[order[i]]
+        out[i + 1] = total
+    return total
+
+
+@cython.cfunc
+@cython.exceptval(check=False)
+def _copies(
     data: cython.const_uchar[::1],
     bounds: cython.const_longlong[::1],
     order: cython.const_longlong[::1],
-) -> list[bytes]:
+    out: cython.uchar[::1],
+    limits: cython.const_longlong[::1],
+) -> cython.void:
+    """Copy the chosen strings between ``limits``, the result of ``_sizes``."""
     i: cython.Py_ssize_t
-    out = []
-    if not cython.compiled:
-        return [bytes(data[bounds[i] : bounds[i + 1]]) for i in order]
-    if len(data) == 0:
-        return [b""] * len(order)
-    source: cython.p_const_char = cython.cast(cython.p_const_char, cython.address(data[0]))
+    begin: cython.Py_ssize_t
     for i in range(len(order)):
-        low: cython.Py_ssize_t = bounds[order[i]]
-        high: cython.Py_ssize_t = bounds[order[i] + 1]
-        out.append(source[low:high])
-    return out
+        if order[i] < 0:
+            continue
+        begin = bounds[order[i]]
+        if not cython.compiled:
+            out[limits[i] : limits[i + 1]] = data[begin : bounds[order[i] + 1]]
+        else:
+            memcpy(
+                cython.address(out[0]) + limits[i],
+                cython.address(data[0]) + begin,
+                limits[i + 1] - limits[i],
+            )
+
+
+@cython.cfunc
+@cython.exceptval(-1, check=False)
+def _sums(
+    left: cython.const_longlong[::1],
+    right: cython.const_longlong[::1],
+    out: cython.longlong[::1],
+) -> cython.Py_ssize_t:
+    """Set ``out`` to the bounds of strings as long as two others together; return the last."""
+    i: cython.Py_ssize_t
+    for i in range(len(out)):
+        out[i] = left[i] - left[0] + right[i] - right[0]
+    return out[len(out) - 1]
+
+
+@cython.cfunc
+@cython.exceptval(check=False)
+def _append(
+    left: cython.const_uchar[::1],
+    left_bounds: cython.const_longlong[::1],
+    right: cython.const_uchar[::1],
+    right_bounds: cython.const_longlong[::1],
+    bounds: cython.const_longlong[::1],
+    out: cython.uchar[::1],
+) -> cython.void:
+    i: cython.Py_ssize_t
+    for i in range(len(bounds) - 1):
+        at: cython.Py_ssize_t = bounds[i]
+        size: cython.Py_ssize_t = left_bounds[i + 1] - left_bounds[i]
+        if not cython.compiled:
+            out[at : at + size] = left[left_bounds[i] : left_bounds[i + 1]]
+            out[at + size : bounds[i + 1]] = right[right_bounds[i] : right_bounds[i + 1]]
+        else:
+            to: cython.p_uchar = cython.address(out[0]) + at
+            memcpy(to, cython.address(left[0]) + left_bounds[i], size)
+            memcpy(
+                to + size,
+                cython.address(right[0]) + right_bounds[i],
+                right_bounds[i + 1] - right_bounds[i],
+            )
+
+
+@cython.cfunc
+@cython.exceptval(check=False)
+def _spans(
+    data: cython.const_uchar[::1],
+    starts: cython.const_longlong[::1],
+    bounds: cython.const_longlong[::1],
+    out: cython.uchar[::1],
+) -> cython.void:
+    i: cython.Py_ssize_t
+    for i in range(len(starts)):
+        size: cython.Py_ssize_t = bounds[i + 1] - bounds[i]
+        if not cython.compiled:
+            out[bounds[i] : bounds[i + 1]] = data[starts[i] : starts[i] + size]
+        else:
+            memcpy(cython.address(out[0]) + bounds[i], cython.address(data[0]) + starts[i], size)
+
+
+@cython.cfunc
+@cython.exceptval(check=False)
+def same(
+    left: cython.const_uchar[::1],
+    left_bounds: cython.const_longlong[::1],
+    i: cython.Py_ssize_t,
+    right: cython.const_uchar[::1],
+    right_bounds: cython.const_longlong[::1],
+    j: cython.Py_ssize_t,
+) -> cython.bint:
+    """Return whether string ``i`` of ``left`` and string ``j`` of ``right`` are equal."""
+    begin: cython.Py_ssize_t = left_bounds[i]
+    other: cython.Py_ssize_t = right_bounds[j]
+    size: cython.Py_ssize_t = left_bounds[i + 1] - begin
+    if right_bounds[j + 1] - other != size:
+        return False
+    if not cython.compiled:
+        return left[begin : begin + size] == right[other : other + size]
+    return size == 0 or memcmp(cython.address(left[begin]), cython.address(right[other]), size) == 0
+
+
+@cython.cfunc
+@cython.exceptval(-1, check=False)
+def _lengths(
+    starts: cython.const_longlong[::1],
+    ends: cython.const_longlong[::1],
+    out: cython.longlong[::1],
+) -> cython.Py_ssize_t:
+    """Set ``out`` to the bounds of the spans put together; return the last."""
+    i: cython.Py_ssize_t
+    total: cython.longlong = 0
+    out[0] = 0
+    for i in range(len(starts)):
+        total += ends[i] - starts[i]
+        out[i + 1] = total
+    return total
+
+
+@cython.cfunc
+@cython.exceptval(-1, check=False)
+def _two_sizes(
+    own: cython.const_longlong[::1],
+    other: cython.const_longlong[::1],
+    order: cython.const_longlong[::1],
+    out: cython.longlong[::1],
+) -> cython.Py_ssize_t:
+    """Set ``out`` to the bounds of the chosen strings; return the last."""
+    i: cython.Py_ssize_t
+    total: cython.longlong = 0
+    count: cython.longlong = len(own) - 1
+    out[0] = 0
+    for i in range(len(order)):
+        if order[i] < count:
+            total += own[order[i] + 1] - own[order[i]]
+        else:
+            total += other[order[i] - count + 1] - other[order[i] - count]
+        out[i + 1] = total
+    return total
+
+
+@cython.cfunc
+@cython.exceptval(check=False)
+def _two_copies(
+    data: cython.const_uchar[::1],
+    own: cython.const_longlong[::1],
+    more: cython.const_uchar[::1],
+    other: cython.const_longlong[::1],
+    order: cython.const_longlong[::1],
+    out: cython.uchar[::1],
+    limits: cython.const_longlong[::1],
+) -> cython.void:
+    """Copy the chosen strings between ``limits``, the result of ``_two_sizes``."""
+    i: cython.Py_ssize_t
+    begin: cython.Py_ssize_t
+    count: cython.longlong = len(own) - 1
+    for i in range(len(order)):
+        mine: cython.bint = order[i] < count
+        begin = own[order[i]] if mine else other[order[i] - count]
+        size: cython.Py_ssize_t = limits[i + 1] - limits[i]
+        if not cython.compiled:
+            out[limits[i] : limits[i + 1]] = (data if mine else more)[begin : begin + size]
+        elif mine:
+            memcpy(cython.address(out[0]) + limits[i], cython.address(data[0]) + begin, size)
+        else:
+            memcpy(cython.address(out[0]) + limits[i], cython.address(more[0]) + begin, size)

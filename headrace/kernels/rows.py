@@ -12,7 +12,7 @@ Rows are written column by column into one buffer, with one write position per r
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import cython
 import numpy as np
@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from headrace.kernels import buffers
 from headrace.kernels.buffers import Int64s
-from headrace.kernels.keys import encode_keys, pack_keys
+from headrace.kernels.keys import encode_keys, pack_keys, whole
 from headrace.kernels.packed import Packed
 
 if cython.compiled:
@@ -29,31 +29,26 @@ else:
     from headrace.kernels.buffers import size_fixed
 
 __all__ = [
-    "Consolidator",
-    "consolidate",
     "decode_rows",
     "encode_keys",
     "encode_rows",
-    "group",
-    "number",
     "pack_keys",
     "pack_rows",
+    "whole",
 ]
 
 
 def encode_rows(columns: Sequence[pa.Array]) -> list[bytes]:
+    """Return the rows of ``pack_rows`` one by one."""
+    return pack_rows(columns).strings()
+
+
+def pack_rows(columns: Sequence[pa.Array]) -> Packed:
     """Encode the exact identity of each row; ``decode_rows`` is the inverse.
 
     A float NaN becomes the canonical NaN (Postgres has no other); -0.0 stays -0.0.
     Raises ValueError without columns (the number of rows would be unknown).
     """
-    joined, bounds = _encoded(columns)
-    found: list[bytes] = buffers.cut(bytes(joined), buffers.view(bounds))
-    return found
-
-
-def pack_rows(columns: Sequence[pa.Array]) -> Packed:
-    """Return the rows of ``encode_rows`` packed."""
     joined, bounds = _encoded(columns)
     return Packed(np.frombuffer(joined, np.uint8), bounds)
 
@@ -102,8 +97,8 @@ def _encoded(columns: Sequence[pa.Array]) -> tuple[bytearray, Int64s]:
     return joined, bounds
 
 
-def decode_rows(rows: Sequence[bytes], types: Sequence[pa.DataType]) -> list[pa.Array]:
-    """Decode rows that ``encode_rows`` made of columns of these types.
+def decode_rows(rows: Packed, types: Sequence[pa.DataType]) -> list[pa.Array]:
+    """Decode rows that ``pack_rows`` made of columns of these types.
 
     Raises ValueError if the bytes are not such rows.
     """
@@ -112,12 +107,12 @@ def decode_rows(rows: Sequence[bytes], types: Sequence[pa.DataType]) -> list[pa.
 
 
 @cython.cfunc
-def _decoded(rows: Sequence[bytes], types: Sequence[pa.DataType]) -> list[pa.Array]:
+def _decoded(rows: Packed, types: Sequence[pa.DataType]) -> list[pa.Array]:
     i: cython.Py_ssize_t
     n: cython.Py_ssize_t = len(rows)
-    bounds = buffers.lengths(list(rows))
+    bounds = rows.bounds
     bitmap_bytes = (len(types) + 7) // 8
-    data: cython.const_uchar[::1] = b"".join(rows)
+    data: cython.const_uchar[::1] = buffers.view(rows.data)
     cursor: cython.longlong[::1] = buffers.view(bounds[:n].copy())
     ends: cython.const_longlong[::1] = buffers.view(bounds)
     plain: cython.int = _bitmaps(data, ends, bitmap_bytes)
@@ -149,75 +144,10 @@ def _decoded(rows: Sequence[bytes], types: Sequence[pa.DataType]) -> list[pa.Arr
     return out
 
 
-def consolidate(rows: Sequence[bytes], weights: Iterable[int]) -> tuple[list[bytes], list[int]]:
-    """Sum the weights of equal rows and drop zeros; rows keep first-seen order."""
-    total = Consolidator()
-    total.add(rows, weights)
-    return total.items()
-
-
-class Consolidator:
-    """``consolidate`` over many calls: rows with summed weights, in first-seen order."""
-
-    def __init__(self) -> None:
-        self._weights: dict[bytes, int] = {}
-
-    def __len__(self) -> int:
-        """Return the number of distinct rows seen, also of weight zero (to limit memory)."""
-        return len(self._weights)
-
-    def add(self, rows: Sequence[bytes], weights: Iterable[int]) -> None:
-        """Add ``weights`` to the rows' weights; both of the same length, else ValueError."""
-        known: dict[bytes, int] = self._weights
-        for row, weight in zip(rows, _integers(weights), strict=True):
-            known[row] = known.get(row, 0) + weight
-
-    def items(self) -> tuple[list[bytes], list[int]]:
-        """Return (rows, weights) without zero weights; the consolidator keeps its contents."""
-        rows = []
-        weights = []
-        for row, weight in self._weights.items():
-            if weight:
-                rows.append(row)
-                weights.append(weight)
-        return rows, weights
-
-    def clear(self) -> None:
-        """Remove all rows."""
-        self._weights.clear()
-
-
-def group(keys: Sequence[bytes]) -> tuple[list[bytes], Int64s]:
-    """Return distinct keys in first-seen order, and for each position the index of its key."""
-    seen: dict[bytes, int] = {}
-    ids = np.empty(len(keys), np.int64)
-    _number(list(keys), seen, buffers.view(ids))
-    return list(seen), ids
-
-
-def number(keys: Sequence[bytes], slots: dict[bytes, int]) -> tuple[Int64s, Int64s]:
-    """Return each key's slot, the next one for a new key, and the first positions of new keys."""
-    known = len(slots)
-    ids = np.empty(len(keys), np.int64)
-    _number(list(keys), slots, buffers.view(ids))
-    firsts = np.empty(len(slots) - known, np.int64)
-    _firsts(buffers.view(ids), buffers.view(firsts), known)
-    return ids, firsts
-
-
 _CORRUPT = "bytes are not rows of these types"
 _BYTE = np.dtype(np.uint8)
 _Part = tuple[memoryview, memoryview | None, memoryview | None, int]
 """A column: bytes; offsets if it is a text; validity, None without NULLs; width."""
-
-
-def _integers(weights: Iterable[int]) -> Iterable[int]:
-    # numpy and Arrow integers would wrap, and would leak into the results
-    if isinstance(weights, np.ndarray):
-        return list(weights.tolist())
-    if isinstance(weights, pa.Array):
-        return list(weights.to_pylist())
-    return weights
 
 
 def _content(column: pa.Array) -> _Part:
@@ -233,28 +163,6 @@ def _content(column: pa.Array) -> _Part:
             values = values.copy()
             values[wrong] = np.nan
     return buffers.view(values.view(np.uint8)), None, nulls, values.itemsize
-
-
-@cython.cfunc
-def _number(keys: list[bytes], seen: dict[bytes, int], ids: cython.longlong[::1]) -> None:
-    i: cython.Py_ssize_t
-    n: cython.Py_ssize_t = len(keys)
-    for i in range(n):
-        ids[i] = seen.setdefault(keys[i], len(seen))
-
-
-@cython.cfunc
-@cython.exceptval(check=False)
-def _firsts(
-    ids: cython.const_longlong[::1], firsts: cython.longlong[::1], known: cython.Py_ssize_t
-) -> cython.void:
-    """Find the first position of each id from ``known`` on; they first occur in ascending order."""
-    i: cython.Py_ssize_t
-    n: cython.Py_ssize_t = 0
-    for i in range(len(ids)):
-        if ids[i] == known + n:
-            firsts[n] = i
-            n += 1
 
 
 @cython.cfunc

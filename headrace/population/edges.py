@@ -17,11 +17,13 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 
-from headrace.collections.base import ROWS_PER_BATCH_MAX, columns_of, cut, encode
+from headrace.collections.base import ROWS_PER_BATCH_MAX, columns_of, cut, encode, keys_of
 from headrace.collections.join import keys_of as join_keys
 from headrace.collections.plan import JoinSpec, Node
 from headrace.errors import BugError
 from headrace.kernels import keys as key_kernel
+from headrace.kernels import packed
+from headrace.kernels.packed import Nullable
 from headrace.types import Schema, arrow_schema
 
 SPARK_SCHEMA: Final = "part int, port int, n bigint, block binary"
@@ -39,8 +41,8 @@ def whole(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 def to_all(batch: pa.RecordBatch, port: int, parts: int) -> pa.RecordBatch:
     """Return ``batch`` as blocks for every part."""
-    packed = _packed(_pieces(batch))
-    return _table([(part, *each) for part in range(parts) for each in packed], port)
+    blocks = _packed(_pieces(batch))
+    return _table([(part, *each) for part in range(parts) for each in blocks], port)
 
 
 def counted(rows: int) -> pa.RecordBatch:
@@ -48,9 +50,7 @@ def counted(rows: int) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays([[0], [0], [rows], [b""]], schema=ARROW_SCHEMA)
 
 
-def spread(
-    batch: pa.RecordBatch, port: int, keys: list[bytes | None], parts: int
-) -> pa.RecordBatch:
+def spread(batch: pa.RecordBatch, port: int, keys: Nullable, parts: int) -> pa.RecordBatch:
     """Divide ``batch`` into blocks by ``keys``; omit rows whose key is None."""
     numbers = key_kernel.divide(keys, parts)
     order = np.argsort(numbers, kind="stable")
@@ -60,15 +60,15 @@ def spread(
     found: list[tuple[int, int, bytes]] = []
     for part, count in enumerate(counts[1:].tolist()):
         if count:
-            packed = _packed(_pieces(ordered.slice(start, count)))
-            found += [(part, *each) for each in packed]
+            blocks = _packed(_pieces(ordered.slice(start, count)))
+            found += [(part, *each) for each in blocks]
             start += count
     return _table(found, port)
 
 
 def keys_for(
     node: Node, port: int, places: tuple[int, ...] | None, schema: Schema, batch: pa.RecordBatch
-) -> list[bytes | None]:
+) -> Nullable:
     """Return the key of each row, from the columns ``places`` (None means all columns).
 
     A key is None if a NULL keeps the row from matching any other (joins).
@@ -77,14 +77,12 @@ def keys_for(
         return join_keys(node, port, schema, batch)
     chosen = tuple(range(len(schema))) if places is None else places
     columns, oids = [batch.column(i) for i in chosen], [schema[i].oid for i in chosen]
-    if not columns:
-        return [b""] * batch.num_rows
-    return key_kernel.encode_keys(columns, oids, nulls=True)
+    return packed.all_valid(keys_of(columns, oids, batch.num_rows))
 
 
-def identities(batch: pa.RecordBatch) -> list[bytes | None]:
+def identities(batch: pa.RecordBatch) -> Nullable:
     """Return keys that are equal only for identical rows."""
-    return [*encode(columns_of(batch), batch.num_rows)]
+    return packed.all_valid(encode(columns_of(batch), batch.num_rows))
 
 
 class Arrivals:

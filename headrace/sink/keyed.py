@@ -19,6 +19,7 @@ import pyarrow as pa
 from psycopg import sql
 
 from headrace.kernels import rows
+from headrace.kernels.numbering import group
 from headrace.sink import table
 from headrace.sink.rows import Arrays, rows_at
 from headrace.sink.table import ResultTable
@@ -107,11 +108,8 @@ def _numbers(target: ResultTable, diffs: pa.RecordBatch) -> tuple[Places, int]:
     places = _places(target)
     columns = [diffs.column(i) for i in places]
     oids = [target.schema[i].oid for i in places]
-    if _CANONICAL.issuperset(oids):
-        keys = [key or b"" for key in rows.encode_keys(columns, oids, nulls=True)]
-    else:
-        keys = rows.encode_rows(columns)
-    distinct, ids = rows.group(keys)
+    canonical = _CANONICAL.issuperset(oids)
+    distinct, ids = group(rows.pack_keys(columns, oids) if canonical else rows.pack_rows(columns))
     return ids, len(distinct)
 
 

@@ -1,4 +1,4 @@
-"""Interfaces of the state of stateful collections: arrays of bytes in, arrays of bytes out.
+"""Interfaces of the state of stateful collections: packed strings in, packed strings out.
 
 There are two shapes.  A ``MapState`` is key -> value.  An ``IndexState`` is an indexed Z-set: key
 -> row -> weight; keys are prefix-free (``kernels.keys.encode_keys`` makes them so) and rows are
@@ -15,17 +15,20 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 from headrace.kernels.buffers import Int64s
-from headrace.kernels.packed import Packed
+from headrace.kernels.packed import Nullable, Packed
+
+Scanned = tuple[Int64s, Packed, Int64s]
+"""Rows under keys: the position of each row's key in the request, the rows, their weights."""
 
 
 class MapState(Protocol):
     """key -> value."""
 
-    def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
-        """Return the values of ``keys`` in order; ``None`` where absent."""
+    def get_many(self, keys: Packed) -> Nullable:
+        """Return the values of ``keys`` in order; None where absent."""
 
-    def put_many(self, keys: Sequence[bytes], values: Sequence[bytes | None]) -> None:
-        """Set each key; ``None`` deletes it.  A later duplicate key wins."""
+    def put_many(self, keys: Packed, values: Nullable) -> None:
+        """Set each key; None deletes it.  A later duplicate key wins."""
 
     def load(self, keys: Packed, values: Packed) -> None:
         """Add keys that are all absent, without reading the state; for a population.
@@ -43,33 +46,29 @@ class MapState(Protocol):
 class IndexState(Protocol):
     """key -> row -> weight (never 0)."""
 
-    def scan_many(self, keys: Sequence[bytes]) -> tuple[list[int], list[bytes], list[int]]:
-        """Return (position in ``keys``, row, weight) of every row, by position and row."""
+    def scan_many(self, keys: Packed) -> Scanned:
+        """Return every row of the keys, by position and row."""
 
-    def first_many(
-        self, keys: Sequence[bytes], count: int, starts: Sequence[bytes] | None = None
-    ) -> tuple[list[int], list[bytes], list[int]]:
+    def first_many(self, keys: Packed, count: int, starts: Packed | None = None) -> Scanned:
         """Return the result of ``scan_many`` limited to ``count`` rows under each key.
 
-        ``starts[i]``: rows before it in byte order are left out; skipping them costs nothing.
+        ``starts``: for each key the least row to return; skipping rows before it costs nothing.
         """
 
-    def add_many(
-        self, keys: Sequence[bytes], rows: Sequence[bytes], weights: Sequence[int]
-    ) -> None:
+    def add_many(self, keys: Packed, rows: Packed, weights: Int64s) -> None:
         """Add ``weights`` to the rows' weights; a weight that becomes 0 disappears."""
 
     def load(self, keys: Packed, rows: Packed, weights: Int64s) -> None:
         """Add rows as ``add_many`` does; for a population."""
 
-    def weight_many(self, keys: Sequence[bytes], rows: Sequence[bytes]) -> list[int]:
+    def weight_many(self, keys: Packed, rows: Packed) -> Int64s:
         """Return the current weight of each (key, row); 0 where absent."""
 
-    def extreme_many(self, keys: Sequence[bytes], *, last: bool) -> list[bytes | None]:
-        """Return the first or last row in byte order under each key; ``None``: it has no row."""
+    def extreme_many(self, keys: Packed, *, last: bool) -> Nullable:
+        """Return the first or last row in byte order under each key; None: it has no row."""
 
-    def before_many(self, keys: Sequence[bytes], bounds: Sequence[bytes]) -> list[bytes | None]:
-        """Return the last row in byte order before ``bounds[i]`` under each key, or ``None``."""
+    def before_many(self, keys: Packed, bounds: Packed) -> Nullable:
+        """Return the last row in byte order before the bound of each key, or None."""
 
 
 class StateStore(Protocol):

@@ -29,6 +29,11 @@ from __future__ import annotations
 import struct
 from typing import Final
 
+import numpy as np
+
+from headrace.kernels.buffers import Int64s
+from headrace.kernels.packed import Nullable
+
 FORMAT: Final = 5
 """Version of this layout, of the key encoding, and of the values that collections store.
 
@@ -79,3 +84,17 @@ def decode_weight(value: bytes) -> int:
     """Decode the value of an ``IndexState`` entry."""
     weight: int = _WEIGHT.unpack(value)[0]
     return weight
+
+
+def weights_of(values: Nullable) -> Int64s:
+    """Decode values as weights; 0 for None."""
+    out = np.zeros(len(values), np.int64)
+    out[values.valid.view(np.bool_)] = values.data.view("<i8")
+    return out
+
+
+def values_of(weights: Int64s) -> Nullable:
+    """Encode weights as values; a weight of 0 is None."""
+    bounds = np.arange(0, 8 * len(weights) + 1, 8, dtype=np.int64)
+    content = np.frombuffer(weights.astype("<i8").tobytes(), np.uint8)
+    return Nullable(content, bounds, (weights != 0).view(np.uint8))

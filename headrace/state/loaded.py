@@ -40,7 +40,7 @@ def map_pieces(keys: Packed, values: Packed) -> Pieces:
     if packed.repeated(found, order).any():
         raise twice()
     for part in _parts(order):
-        yield found.taken(part), values.taken(part)
+        yield found.take(part).strings(), values.take(part).strings()
 
 
 def index_pieces(keys: Packed, rows: Packed, weights: Int64s) -> Pieces:
@@ -61,11 +61,10 @@ def index_pieces(keys: Packed, rows: Packed, weights: Int64s) -> Pieces:
         if weights.min() < 0:
             raise BugError("a population left a row of negative weight")
         order, weights = order[weights != 0], weights[weights != 0]
-    content = np.frombuffer(weights.astype("<i8").tobytes(), np.uint8)
-    values = Packed(content, np.arange(0, len(content) + 1, 8, dtype=np.int64))
+    values = layout.values_of(weights).packed
     at = np.arange(len(order))
     for part, places in zip(_parts(order), _parts(at), strict=True):
-        yield found.taken(part), values.taken(places)
+        yield found.take(part).strings(), values.take(places).strings()
 
 
 def pieces(keys: list[bytes], values: list[bytes]) -> Pieces:

@@ -14,8 +14,9 @@ import numpy as np
 from headrace.errors import BugError
 from headrace.kernels import packed
 from headrace.kernels.buffers import Int64s
-from headrace.kernels.packed import Packed
+from headrace.kernels.packed import Nullable, Packed
 from headrace.state import layout, loaded
+from headrace.state.contract import Scanned
 from headrace.state.loaded import Pieces
 from headrace.state.map import keygroups, overlay
 
@@ -38,17 +39,15 @@ class MemoryMap:
         if self._undo is not None:
             self._merge_loaded()
 
-    def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
+    def get_many(self, keys: Packed) -> Nullable:
         """See ``MapState``."""
         self._merge_loaded()
-        get = self._entries.get
-        return [get(key) for key in keys]
+        return packed.nullable([self._entries.get(key) for key in keys.strings()])
 
-    def put_many(self, keys: Sequence[bytes], values: Sequence[bytes | None]) -> None:
+    def put_many(self, keys: Packed, values: Nullable) -> None:
         """See ``MapState``."""
-        if self._undo is not None:
-            self._undo.append((list(keys), self.get_many(keys)))
-        self._put(keys, values)
+        self._merge_loaded()
+        self._put(keys.strings(), values.strings())
 
     def scan(self) -> Iterator[tuple[list[bytes], list[bytes]]]:
         """See ``MapState``; the state as it is when the scan starts."""
@@ -70,7 +69,7 @@ class MemoryMap:
             raise BugError("rollback of a state that keeps no undo entries")
         while self._undo:
             # A key may be twice in a batch: both entries have the value from before the batch.
-            self._put(*self._undo.pop())
+            self._set(*self._undo.pop())
 
     def pieces(self) -> Pieces:
         """Return all pairs in physical key order; REQUIRES: no write until they are read."""
@@ -85,13 +84,16 @@ class MemoryMap:
         found, self._loaded = self._loaded, []
         for keys, values in found:
             count = len(self._entries) + len(keys)
-            self.put_many(keys.strings(), values.strings())
+            self._put(keys.strings(), values.strings())
             if len(self._entries) < count:
                 raise loaded.twice()
 
-    def _put(self, keys: Sequence[bytes], values: Sequence[bytes | None]) -> None:
-        if self._loaded:
-            self._merge_loaded()
+    def _put(self, keys: list[bytes], values: Sequence[bytes | None]) -> None:
+        if self._undo is not None:
+            self._undo.append((keys, [self._entries.get(key) for key in keys]))
+        self._set(keys, values)
+
+    def _set(self, keys: list[bytes], values: Sequence[bytes | None]) -> None:
         entries = self._entries
         if None not in values:
             entries.update(zip(keys, values, strict=True))  # type: ignore[arg-type]
@@ -126,62 +128,63 @@ class MemoryIndex:
         if self._undo is not None:
             self._merge_loaded()
 
-    def scan_many(self, keys: Sequence[bytes]) -> tuple[list[int], list[bytes], list[int]]:
+    def scan_many(self, keys: Packed) -> Scanned:
         """See ``IndexState``."""
         self._merge_loaded()
-        return overlay.scan(self._entries, list(keys))
+        return _scanned(overlay.scan(self._entries, keys.strings()))
 
-    def first_many(
-        self, keys: Sequence[bytes], count: int, starts: Sequence[bytes] | None = None
-    ) -> tuple[list[int], list[bytes], list[int]]:
+    def first_many(self, keys: Packed, count: int, starts: Packed | None = None) -> Scanned:
         """See ``IndexState``."""
         self._merge_loaded()
-        bounds = [b""] * len(keys) if starts is None else list(starts)
-        if len(keys) != 1 or len(self._entries.get(keys[0], ())) < _SORTED_ROWS_MIN:
-            return overlay.first(self._entries, list(keys), bounds, count)
+        names = keys.strings()
+        bounds = [b""] * len(names) if starts is None else starts.strings()
+        if len(names) != 1 or len(self._entries.get(names[0], ())) < _SORTED_ROWS_MIN:
+            return _scanned(overlay.first(self._entries, names, bounds, count))
         # The key is read page by page, so its rows are sorted once.
-        [key], [bound] = keys, bounds
+        [key], [bound] = names, bounds
         entry = self._entries[key]
         if key not in self._ordered:
             self._ordered[key] = sorted(entry)
         ordered = self._ordered[key]
         low = bisect.bisect_left(ordered, bound)
         rows = ordered[low : low + count]
-        return [0] * len(rows), rows, [entry[row] for row in rows]
+        return _scanned(([0] * len(rows), rows, [entry[row] for row in rows]))
 
-    def add_many(
-        self, keys: Sequence[bytes], rows: Sequence[bytes], weights: Sequence[int]
-    ) -> None:
+    def add_many(self, keys: Packed, rows: Packed, weights: Int64s) -> None:
         """See ``IndexState``."""
+        names, found, numbers = keys.strings(), rows.strings(), weights.tolist()
         if self._undo is not None:
-            self._undo.append((list(keys), list(rows), list(weights)))
-        self._add(keys, rows, weights)
+            self._undo.append((names, found, numbers))
+        self._add(names, found, numbers)
 
-    def weight_many(self, keys: Sequence[bytes], rows: Sequence[bytes]) -> list[int]:
+    def weight_many(self, keys: Packed, rows: Packed) -> Int64s:
         """See ``IndexState``."""
         self._merge_loaded()
         entries = self._entries
         none: dict[bytes, int] = {}
-        return [entries.get(key, none).get(row, 0) for key, row in zip(keys, rows, strict=True)]
+        pairs = zip(keys.strings(), rows.strings(), strict=True)
+        return np.array([entries.get(key, none).get(row, 0) for key, row in pairs], np.int64)
 
-    def extreme_many(self, keys: Sequence[bytes], *, last: bool) -> list[bytes | None]:
+    def extreme_many(self, keys: Packed, *, last: bool) -> Nullable:
         """See ``IndexState``."""
         self._merge_loaded()
         choose = max if last else min
         out: list[bytes | None] = []
-        for key in keys:
+        for key in keys.strings():
             entry = self._entries.get(key)
             out.append(choose(entry) if entry else None)
-        return out
+        return packed.nullable(out)
 
-    def before_many(self, keys: Sequence[bytes], bounds: Sequence[bytes]) -> list[bytes | None]:
+    def before_many(self, keys: Packed, bounds: Packed) -> Nullable:
         """See ``IndexState``."""
         self._merge_loaded()
         none: dict[bytes, int] = {}
-        return [
-            max((r for r in self._entries.get(key, none) if r < bound), default=None)
-            for key, bound in zip(keys, bounds, strict=True)
-        ]
+        return packed.nullable(
+            [
+                max((r for r in self._entries.get(key, none) if r < bound), default=None)
+                for key, bound in zip(keys.strings(), bounds.strings(), strict=True)
+            ]
+        )
 
     def checkpoint(self) -> None:
         """Keep all writes; BugError if a weight is negative."""
@@ -215,7 +218,7 @@ class MemoryIndex:
         """Add loaded pairs to the entries."""
         found, self._loaded = self._loaded, []
         for keys, rows, weights in found:
-            self.add_many(keys.strings(), rows.strings(), weights.tolist())
+            self.add_many(keys, rows, weights)
 
     def _check(self) -> None:
         self._merge_loaded()
@@ -223,11 +226,11 @@ class MemoryIndex:
             return
         raise BugError(f'state "{self._name}" holds {self._negative} rows of negative weight')
 
-    def _add(self, keys: Sequence[bytes], rows: Sequence[bytes], weights: Sequence[int]) -> None:
+    def _add(self, keys: list[bytes], rows: list[bytes], weights: list[int]) -> None:
         if self._ordered:
             for key in set(keys):
                 self._ordered.pop(key, None)
-        self._negative += overlay.add(self._entries, list(keys), list(rows), list(weights))
+        self._negative += overlay.add(self._entries, keys, rows, weights)
 
 
 class MemoryStore:
@@ -278,6 +281,11 @@ class MemoryStore:
         states.update(self._maps)
         states.update(self._indexes)
         return states
+
+
+def _scanned(found: overlay.Found) -> Scanned:
+    at, rows, weights = found
+    return np.array(at, np.int64), packed.pack(rows), np.array(weights, np.int64)
 
 
 def _lazily(state: MemoryMap | MemoryIndex) -> Pieces:

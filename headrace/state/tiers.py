@@ -8,20 +8,23 @@ The keys of a state form 256 groups.  The map holds every entry of a *resident* 
 always override the section.  A key without an entry in the map is absent if its group is resident;
 in a spilled group it is looked up in the section.
 
-Batches are sorted physically first, so that neighbours in the map and on disk are read together.
+A batch is put in physical order once (``Keys``), so that neighbours in the map and on disk are
+read together.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any, Final
 
-from headrace.errors import BugError
-from headrace.kernels.buffers import Int64s
-from headrace.kernels.packed import Packed
+from headrace.kernels import numbering, packed
+from headrace.kernels.buffers import Bytes, Int64s
+from headrace.kernels.packed import Nullable, Packed
 from headrace.state import columns, layout, loaded
 from headrace.state.columns import Section, reading
+from headrace.state.contract import Scanned
 from headrace.state.map import keygroups
+from headrace.state.map.skipkeys import Keys
 from headrace.state.map.skiplist import SkipList
 
 _CLEAN_PER_WRITE: Final = 2
@@ -59,82 +62,48 @@ class Tier:
             for group in range(layout.GROUPS):
                 self.make_spilled(group)
 
-    # --- reading and writing, in physical keys of any order
+    # --- reading and writing
 
-    def get(self, keys: list[bytes]) -> list[bytes | None]:
-        """Return the newest values of physical keys."""
-        order = in_order(keys)
-        ordered = keygroups.gather(keys, order)
-        values, missing = self.map.get_many(ordered)
-        if missing:
-            found = self.section.get(keygroups.gather(ordered, missing))
-            keygroups.place(values, missing, found)
-        out: list[bytes | None] = keygroups.scatter(values, order)
-        return out
+    def get(self, keys: Keys) -> Nullable:
+        """Return the newest values."""
+        data, bounds, valid, missing = self.map.get_many(keys)
+        found = Nullable(data, bounds, valid)
+        if not missing:
+            return found
+        values = found.strings()
+        for place, value in zip(missing, self.section.get(keys.strings(missing)), strict=True):
+            values[place] = value
+        return packed.nullable(values)
 
-    def put(self, keys: list[bytes], values: list[bytes | None]) -> None:
-        """Set physical keys; None removes.  A later duplicate wins."""
-        order = in_order(keys)
+    def put(self, keys: Keys, values: Nullable) -> None:
+        """Set keys; None removes.  A later duplicate wins."""
         self.written += len(keys)
-        self.map.put_many(keygroups.gather(keys, order), keygroups.gather(values, order))
+        self.map.put_many(keys, values.data, values.bounds, values.valid)
 
-    def add(self, keys: list[bytes], weights: list[int]) -> None:
-        """Add to the weights of physical keys."""
-        order = in_order(keys)
-        ordered = keygroups.gather(keys, order)
+    def add(self, keys: Keys, weights: Int64s) -> None:
+        """Add to the weights of keys."""
         missing: list[int] = []
         bases: list[bytes | None] = []
         if self.spilled:
-            missing = self.map.missing(ordered)
-            bases = self.section.get(keygroups.gather(ordered, missing))
+            missing = self.map.missing(keys)
+            bases = self.section.get(keys.strings(missing))
         self.written += len(keys)
-        self.map.add_many(ordered, keygroups.gather(weights, order), missing, bases)
+        self.map.add_many(keys, weights, missing, bases)
 
-    def scan(self, prefixes: list[bytes]) -> tuple[list[int], list[bytes], list[int]]:
-        """Return (position, rest of the key, weight) of every entry under each prefix."""
-        order = in_order(prefixes)
+    def scan(self, keys: Keys) -> Scanned:
+        """Return (position, rest of the key, weight) of every entry under each key."""
         with reading(self.name):
-            positions, rests, weights = self.map.scan_many(
-                keygroups.gather(prefixes, order), self._base()
-            )
-        return keygroups.regroup(positions, rests, weights, order)
+            return _scanned(self.map.scan_many(keys, self._base()))
 
-    def first(
-        self, prefixes: list[bytes], starts: list[bytes], count: int
-    ) -> tuple[list[int], list[bytes], list[int]]:
-        """Scan up to ``count`` entries of each prefix, from ``starts`` (with prefix) on."""
-        order = in_order(starts)
+    def first(self, keys: Keys, count: int) -> Scanned:
+        """Scan up to ``count`` entries of each key, from its rest on."""
         with reading(self.name):
-            positions, rests, weights = self.map.first_many(
-                keygroups.gather(prefixes, order),
-                keygroups.gather(starts, order),
-                count,
-                self._base(),
-            )
-        return keygroups.regroup(positions, rests, weights, order)
+            return _scanned(self.map.first_many(keys, count, self._base()))
 
-    def before(self, prefixes: list[bytes], bounds: list[bytes]) -> list[bytes | None]:
-        """Return the last rest of a key under each prefix before a bound (with prefix)."""
-        order = in_order(bounds)
+    def extreme(self, keys: Keys, *, last: bool, bounded: bool = False) -> Nullable:
+        """Return the first or last rest of an entry under each key (before the key's rest)."""
         with reading(self.name):
-            found = self.map.extreme_many(
-                keygroups.gather(prefixes, order),
-                keygroups.gather(bounds, order),
-                True,
-                self._base(),
-            )
-        out: list[bytes | None] = keygroups.scatter(found, order)
-        return out
-
-    def extreme(self, prefixes: list[bytes], *, last: bool) -> list[bytes | None]:
-        """Return the first or last rest of a key under each prefix."""
-        order = in_order(prefixes)
-        ordered = keygroups.gather(prefixes, order)
-        ends = keygroups.prefix_ends(ordered) if last else []
-        with reading(self.name):
-            found = self.map.extreme_many(ordered, ends, last, self._base())
-        out: list[bytes | None] = keygroups.scatter(found, order)
-        return out
+            return Nullable(*self.map.extreme_many(keys, last, bounded, self._base()))
 
     def items(self) -> Iterator[tuple[list[bytes], list[bytes]]]:
         """Yield all entries in physical order, in bounded chunks."""
@@ -245,22 +214,20 @@ class TieredMap:
     def __init__(self, tier: Tier) -> None:
         self.tier = tier
 
-    def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
+    def get_many(self, keys: Packed) -> Nullable:
         """See ``MapState``."""
-        return self.tier.get(keygroups.physical(list(keys)))
+        return self.tier.get(Keys(keys.data, keys.bounds))
 
-    def put_many(self, keys: Sequence[bytes], values: Sequence[bytes | None]) -> None:
+    def put_many(self, keys: Packed, values: Nullable) -> None:
         """See ``MapState``."""
-        if len(keys) != len(values):
-            raise BugError("keys and values differ in length")
-        self.tier.put(keygroups.physical(list(keys)), list(values))
+        self.tier.put(Keys(keys.data, keys.bounds), values)
 
     def load(self, keys: Packed, values: Packed) -> None:
         """See ``MapState``."""
-        found = keys.strings()
-        if len(set(found)) < len(found) or any(v is not None for v in self.get_many(found)):
+        distinct, _ = numbering.group(keys)
+        if len(distinct) < len(keys) or self.get_many(keys).valid.any():
             raise loaded.twice()
-        self.put_many(found, values.strings())
+        self.put_many(keys, packed.all_valid(values))
 
     def scan(self) -> Iterator[tuple[list[bytes], list[bytes]]]:
         """See ``MapState``."""
@@ -274,49 +241,39 @@ class TieredIndex:
     def __init__(self, tier: Tier) -> None:
         self.tier = tier
 
-    def scan_many(self, keys: Sequence[bytes]) -> tuple[list[int], list[bytes], list[int]]:
+    def scan_many(self, keys: Packed) -> Scanned:
         """See ``IndexState``."""
-        return self.tier.scan(keygroups.physical(list(keys)))
+        return self.tier.scan(Keys(keys.data, keys.bounds))
 
-    def first_many(
-        self, keys: Sequence[bytes], count: int, starts: Sequence[bytes] | None = None
-    ) -> tuple[list[int], list[bytes], list[int]]:
+    def first_many(self, keys: Packed, count: int, starts: Packed | None = None) -> Scanned:
         """See ``IndexState``."""
-        prefixes = keygroups.physical(list(keys))
-        bounds = prefixes
-        if starts is not None:
-            bounds = [p + s for p, s in zip(prefixes, starts, strict=True)]
-        return self.tier.first(prefixes, bounds, count)
+        return self.tier.first(_keys(keys, starts), count)
 
-    def add_many(
-        self, keys: Sequence[bytes], rows: Sequence[bytes], weights: Sequence[int]
-    ) -> None:
+    def add_many(self, keys: Packed, rows: Packed, weights: Int64s) -> None:
         """See ``IndexState``."""
-        if len(keys) != len(weights):
-            raise BugError("keys and weights differ in length")
-        self.tier.add(keygroups.physical_rows(list(keys), list(rows)), list(weights))
+        self.tier.add(_keys(keys, rows), weights)
 
-    def load(self, keys: Packed, rows: Packed, weights: Int64s) -> None:
+    load = add_many
+
+    def weight_many(self, keys: Packed, rows: Packed) -> Int64s:
         """See ``IndexState``."""
-        self.add_many(keys.strings(), rows.strings(), weights.tolist())
+        return layout.weights_of(self.tier.get(_keys(keys, rows)))
 
-    def weight_many(self, keys: Sequence[bytes], rows: Sequence[bytes]) -> list[int]:
+    def extreme_many(self, keys: Packed, *, last: bool) -> Nullable:
         """See ``IndexState``."""
-        physical = keygroups.physical_rows(list(keys), list(rows))
-        out: list[int] = keygroups.weights_of(self.tier.get(physical))
-        return out
+        return self.tier.extreme(Keys(keys.data, keys.bounds), last=last)
 
-    def extreme_many(self, keys: Sequence[bytes], *, last: bool) -> list[bytes | None]:
+    def before_many(self, keys: Packed, bounds: Packed) -> Nullable:
         """See ``IndexState``."""
-        return self.tier.extreme(keygroups.physical(list(keys)), last=last)
-
-    def before_many(self, keys: Sequence[bytes], bounds: Sequence[bytes]) -> list[bytes | None]:
-        """See ``IndexState``."""
-        prefixes = keygroups.physical(list(keys))
-        limits = [p + b for p, b in zip(prefixes, bounds, strict=True)]
-        return self.tier.before(prefixes, limits)
+        return self.tier.extreme(_keys(keys, bounds), last=True, bounded=True)
 
 
-def in_order(keys: list[bytes]) -> list[int]:
-    """Return positions of ``keys`` in ascending order; the sort is stable."""
-    return sorted(range(len(keys)), key=keys.__getitem__)
+def _keys(keys: Packed, rest: Packed | None) -> Keys:
+    if rest is None:
+        return Keys(keys.data, keys.bounds)
+    return Keys(keys.data, keys.bounds, rest.data, rest.bounds)
+
+
+def _scanned(found: tuple[Int64s, Bytes, Int64s, Int64s]) -> Scanned:
+    positions, data, bounds, weights = found
+    return positions, Packed(data, bounds), weights

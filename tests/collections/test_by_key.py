@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
+import numpy as np
 import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,6 +12,9 @@ from hypothesis import strategies as st
 from headrace.collections import by_key
 from headrace.collections.base import columns_of, encode, weights_of
 from headrace.collections.by_key import ByKey, Found, Touched, difference, least, nothing
+from headrace.collections.listed import listed, scanned
+from headrace.kernels import packed
+from headrace.kernels.packed import Packed
 from headrace.state.memory import MemoryStore
 from headrace.types import INT4, Field
 from tests.disturbed import WAYS, Disturbed, fitting, line
@@ -24,16 +28,13 @@ entries = st.lists(
 
 
 def found(chosen) -> Found:
-    out = nothing()
-    for entry in sorted(chosen, key=lambda item: item[0]):
-        for part, value in zip(out, entry, strict=True):
-            part.append(value)
-    return out
+    chosen = sorted(chosen, key=lambda item: item[0])
+    return scanned([e[0] for e in chosen], [e[1] for e in chosen], [e[2] for e in chosen])
 
 
 def counted(shown: Found) -> Counter:
     out: Counter = Counter()
-    for at, row, weight in zip(*shown, strict=True):
+    for at, row, weight in zip(*listed(shown), strict=True):
         out[at, row] += weight
     return out
 
@@ -45,9 +46,10 @@ def test_a_difference_is_that_of_multisets(before, after) -> None:
     wanted = counted(new)
     wanted.subtract(counted(old))
     assert counted(out) == {entry: weight for entry, weight in wanted.items() if weight}
-    assert out[0] == sorted(out[0])
-    assert len(set(zip(out[0], out[1], strict=True))) == len(out[0])
-    assert 0 not in out[2]
+    at, rows, weights = listed(out)
+    assert at == sorted(at)
+    assert len(set(zip(at, rows, strict=True))) == len(at)
+    assert 0 not in weights
 
 
 @given(chosen=entries, wanted=st.lists(st.integers(-1, 4), min_size=3, max_size=3))
@@ -58,24 +60,26 @@ def test_the_least_are_by_length_then_bytes(chosen, wanted) -> None:
         mine = [row for (at, row), w in rows.items() if at == key for _ in range(w)]
         mine.sort(key=lambda row: (len(row), row))
         expected.update((key, row) for row in mine[: max(count, 0)])
-    assert counted(least(found(chosen), wanted)) == expected
+    assert counted(least(found(chosen), np.array(wanted, np.int64))) == expected
 
 
 def test_a_key_is_asked_about_once_and_before() -> None:
     asked: list[list[bytes]] = []
 
-    def shown(keys: list[bytes]) -> Found:
-        asked.append(keys)
-        return list(range(len(keys))), keys, [1] * len(keys)
+    def shown(keys: Packed) -> Found:
+        asked.append(keys.strings())
+        return scanned(list(range(len(keys))), keys.strings(), [1] * len(keys))
 
     touched = Touched(shown)
-    assert touched.touch([b"x", b"y", b"x"]) == [b"x", b"y"]
-    assert touched.touch([b"y"]) == []
-    assert touched.touch([b"z", b"x"]) == [b"z"]
+    assert touched.touch(packed.pack([b"x", b"y", b"x"])).tolist() == [0, 1]
+    assert touched.touch(packed.pack([b"y"])).tolist() == []
+    assert touched.touch(packed.pack([b"z", b"x"])).tolist() == [0]
     assert asked == [[b"x", b"y"], [b"z"]]
-    keys = [b"x", b"y", b"z"]
-    assert touched.take() == (keys, ([0, 1, 2], keys, [1, 1, 1]))
-    assert touched.take() == ([], nothing())
+    names = [b"x", b"y", b"z"]
+    keys, before = touched.take()
+    assert (keys.strings(), listed(before)) == (names, ([0, 1, 2], names, [1, 1, 1]))
+    keys, before = touched.take()
+    assert (keys.strings(), listed(before)) == ([], listed(nothing()))
 
 
 class Whole(ByKey):
@@ -90,18 +94,19 @@ class Whole(ByKey):
     def describe(self) -> str:
         return "Whole"
 
-    def add(self, port: int, keys: list[bytes], batch: pa.RecordBatch) -> None:
+    def add(self, port: int, keys: Packed, batch: pa.RecordBatch) -> None:
         rows = encode(columns_of(batch), batch.num_rows)
         self._state.add_many(keys, rows, weights_of(batch))
 
-    def shown(self, keys: list[bytes]) -> Found:
-        at, rows, weights = self._state.scan_many(keys)
-        by_key.demand_none_negative(weights, "x")
+    def shown(self, keys: Packed) -> Found:
+        found = self._state.scan_many(keys)
+        by_key.demand_none_negative(found[2], "x")
+        at, rows, weights = listed(found)
         sums = Counter()
         for key, weight in zip(at, weights, strict=True):
             sums[key] += weight
         kept = [i for i, key in enumerate(at) if sums[key] > 1]
-        return ([at[i] for i in kept], [rows[i] for i in kept], [weights[i] for i in kept])
+        return scanned([at[i] for i in kept], [rows[i] for i in kept], [weights[i] for i in kept])
 
 
 class Stepping(Whole):

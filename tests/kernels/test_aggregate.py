@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.kernels import aggregate
+from headrace.kernels import aggregate, packed
 
 int64 = st.integers(-(2**63), 2**63 - 1)
 weight = st.one_of(st.integers(-3, 3), st.integers(-(2**40), 2**40))
@@ -60,8 +60,47 @@ def test_many_numbers_survive_encoding():
     assert aggregate.decode_numbers(aggregate.encode_numbers(numbers), 0)[0] == numbers
 
 
-@given(st.binary(), st.binary())
-def test_ordered_rows_give_their_value_back(order, value):
-    (row,) = aggregate.join_ordered([order], [value])
-    assert row.startswith(order)
-    assert aggregate.ordered_value(row) == value
+@given(st.lists(st.none() | st.tuples(st.binary(), st.binary())))
+def test_ordered_rows_give_their_value_back(pairs):
+    there = [pair for pair in pairs if pair is not None]
+    orders, values = packed.pack([o for o, _ in there]), packed.pack([v for _, v in there])
+    rows = aggregate.join_ordered(orders, values).strings()
+    assert all(row.startswith(order) for row, (order, _) in zip(rows, there, strict=True))
+    left = iter(rows)
+    found = packed.nullable([None if pair is None else next(left) for pair in pairs])
+    wanted = [b"none" if pair is None else pair[1] for pair in pairs]
+    assert aggregate.ordered_values(found, b"none").strings() == wanted
+
+
+ROW = st.none() | st.sampled_from([b"", b"a", b"a\0", b"b"])
+
+
+@given(st.lists(st.tuples(ROW, ROW)))
+def test_rows_that_changed_are_listed_old_before_new(pairs):
+    olds, news = [old for old, _ in pairs], [new for _, new in pairs]
+    wanted = [
+        (group, number)
+        for group, (old, new) in enumerate(pairs)
+        if old != new
+        for number, row in ((group, old), (group + len(pairs), new))
+        if row is not None
+    ]
+    groups, numbers = aggregate.turned(packed.nullable(olds), packed.nullable(news))
+    assert list(zip(groups.tolist(), numbers.tolist(), strict=True)) == wanted
+
+
+NUMBERS = st.lists(st.one_of(st.integers(-3, 3), st.integers(-(2**70), 2**70)), max_size=4)
+
+
+@given(st.lists(st.tuples(NUMBERS, st.binary(max_size=9), st.none() | st.binary(max_size=9))))
+def test_groups_are_decoded_as_encoded(groups):
+    rows, shown = (
+        packed.pack([key for _, key, _ in groups]),
+        packed.nullable([r for *_, r in groups]),
+    )
+    values = aggregate.encode_groups([numbers for numbers, _, _ in groups], rows, shown)
+    assert [v is None for v in values.strings()] == [r is None for *_, r in groups]
+    found, keys, results = aggregate.decode_groups(packed.nullable(values.strings()))
+    assert found == [numbers if r is not None else [] for numbers, _, r in groups]
+    assert keys.strings() == [key if r is not None else None for _, key, r in groups]
+    assert results.strings() == [r for *_, r in groups]

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace import types as pg
-from headrace.kernels import copytext, rows, text
+from headrace.kernels import copytext, packed, rows, text
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
 KINDS = {
@@ -45,14 +45,14 @@ def tables(draw) -> list[pa.Array]:
 
 @given(tables())
 def test_rows_round_trip(columns):
-    encoded = rows.encode_rows(columns)
+    encoded = rows.pack_rows(columns)
     assert len(encoded) == len(columns[0])
     decoded = rows.decode_rows(encoded, [c.type for c in columns])
     for got, want in zip(decoded, columns, strict=True):
         got.validate(full=True)
         assert got.type == want.type
         assert repr(got.to_pylist()) == repr(want.to_pylist())
-    assert rows.encode_rows(decoded) == encoded
+    assert rows.encode_rows(decoded) == encoded.strings() == rows.encode_rows(columns)
 
 
 @given(tables())
@@ -79,7 +79,7 @@ def test_numeric_scale_is_part_of_a_row_but_not_of_a_key():
 def test_corrupt_rows_raise(corrupt, data):
     kinds = data.draw(st.lists(st.sampled_from(list(KINDS)), min_size=1, max_size=10))
     try:
-        columns = rows.decode_rows(corrupt, kinds)
+        columns = rows.decode_rows(packed.pack(corrupt), kinds)
     except ValueError:
         return
     assert len(rows.encode_rows(columns)) == len(corrupt)
@@ -232,31 +232,3 @@ def test_infinite_intervals_are_the_ends():
     ends = ["-infinity", "-178956970 years -8 mons", "178956970 years 7 mons", "infinity"]
     keys = rows.encode_keys([pa.array(ends)], [pg.INTERVAL], nulls=True)
     assert sorted(set(keys)) == keys
-
-
-@given(st.lists(st.tuples(st.binary(max_size=1), st.integers(-3, 3))))
-def test_consolidate_sums_and_drops_zeros(diffs):
-    want: dict[bytes, int] = {}
-    for row, weight in diffs:
-        want[row] = want.get(row, 0) + weight
-    want = {row: weight for row, weight in want.items() if weight}
-    keys = [row for row, _ in diffs]
-    weights = [weight for _, weight in diffs]
-    assert rows.consolidate(keys, weights) == (list(want), list(want.values()))
-    together = rows.Consolidator()
-    together.add(keys[:3], np.array(weights[:3], np.int64))
-    together.add(keys[3:], pa.array(weights[3:], pa.int64()))
-    assert together.items() == (list(want), list(want.values()))
-
-
-def test_consolidate_needs_a_weight_for_each_row():
-    with pytest.raises(ValueError, match="zip"):
-        rows.consolidate([b"a"], [1, 2])
-
-
-@given(st.lists(st.binary(max_size=1)))
-def test_group_numbers_keys_in_first_seen_order(keys):
-    distinct, ids = rows.group(keys)
-    assert distinct == list(dict.fromkeys(keys))
-    assert [distinct[i] for i in ids] == keys
-    assert ids.dtype == np.int64

@@ -34,6 +34,7 @@ from tests.ledger import diffs
 from tests.plans import all_plans, table
 from tests.runtime.messages import insert, relation, transaction
 from tests.runtime.told import words
+from tests.state.lists import listed_map
 from tests.streams import INSERT, Op, numbered
 
 
@@ -416,12 +417,12 @@ def test_T_28_a_txid_replays_on_the_value_before_it(tmp_path):
     store = db.view(1)
 
     def value() -> int:
-        (found,) = store.map("m").get_many([b"k"])
+        (found,) = listed_map(store, "m").get_many([b"k"])
         return int(found or b"0")
 
     def add(txid: int, more: int) -> int:
         store.begin(txid)
-        store.map("m").put_many([b"k"], [str(value() + more).encode()])
+        listed_map(store, "m").put_many([b"k"], [str(value() + more).encode()])
         store.prepare()
         return value()
 

@@ -1,8 +1,9 @@
 """Readable reference of ``headrace.state.map.skiplist``: a dictionary of version chains.
 
 It defines the behaviour of the compiled map, allocation counts included: one for a key, one for
-each value or tombstone. Names, arguments, results and errors are the same, and every docstring here
-holds there too. Nothing here is fast: the reference sorts where the kernel walks.
+each value or tombstone. Names, results and errors are the same, and every docstring here holds there
+too; arguments are lists here and packed there (``lists.py``). Nothing here is fast: the reference
+sorts where the kernel walks.
 """
 
 from __future__ import annotations
@@ -141,8 +142,7 @@ class ReferenceSkipList:
     def get_many(self, keys: list[bytes]) -> tuple[list[bytes | None], list[int]]:
         """Return the newest values, and the positions that only the base can answer.
 
-        A tombstone and an absence in a resident group are a definite None. Keys may have any order;
-        ascending order is fast (the same holds for all methods that take keys).
+        A tombstone and an absence in a resident group are a definite None. Keys may have any order.
         """
         self._open()
         values: list[bytes | None] = []
@@ -165,16 +165,16 @@ class ReferenceSkipList:
         ]
 
     def put_many(self, keys: list[bytes], values: list[bytes | None]) -> None:
-        """Set each key; None removes it.  A later duplicate wins."""
+        """Set each key, in key order; None removes it.  A later duplicate wins."""
         self._writable()
-        for key, value in zip(keys, values, strict=True):
+        for key, value in sorted(zip(keys, values, strict=True), key=lambda pair: pair[0]):
             self.requests[group(key)] += 1
             self._put(key, value)
 
     def add_many(
         self, keys: list[bytes], deltas: list[int], missing: list[int], bases: list[bytes | None]
     ) -> int:
-        """Add to weights; a weight of 0 is a removal, and equal keys add up.
+        """Add to weights, in key order; a weight of 0 is a removal, and equal keys add up.
 
         ``missing`` is the result of ``missing(keys)``, ``bases`` the base's values there. Returns
         the change of ``negatives``. Values are weights: 8 bytes, little-endian.
@@ -182,7 +182,8 @@ class ReferenceSkipList:
         self._writable()
         before = self.negatives
         stored = dict(zip(missing, bases, strict=True))
-        for at, (key, delta) in enumerate(zip(keys, deltas, strict=True)):
+        for at in sorted(range(len(keys)), key=keys.__getitem__):
+            key, delta = keys[at], deltas[at]
             self.requests[group(key)] += 1
             node = self.nodes.get(key)
             value = node.value if node else stored.get(at)

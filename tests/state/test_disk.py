@@ -9,6 +9,7 @@ import pytest
 from headrace.errors import TransientError
 from headrace.state.rocks import RocksDatabase
 from tests.disks import fill_up, small_disk
+from tests.state.lists import listed_index, listed_map
 from tests.waiting import wait_until
 
 MIB = 1024 * 1024
@@ -24,8 +25,8 @@ def disk(tmp_path):
 def run(store, keys: list[bytes]) -> None:
     txid = store.txid + 1
     store.begin(txid)
-    store.map("m").put_many(keys, [b"%d" % txid] * len(keys))
-    store.index("i").add_many(keys, [b"r"] * len(keys), [1] * len(keys))
+    listed_map(store, "m").put_many(keys, [b"%d" % txid] * len(keys))
+    listed_index(store, "i").add_many(keys, [b"r"] * len(keys), [1] * len(keys))
     store.prepare()
     store.commit(txid)
 
@@ -71,8 +72,8 @@ def test_full_disk_is_noticed_and_made_up_for(disk, count) -> None:
     for _ in range(2):
         run(store, keys)
         now = b"%d" % store.txid
-        assert store.map("m").get_many(keys) == [now] * count
-        assert store.index("i").scan_many(keys)[2] == [store.txid] * count
+        assert listed_map(store, "m").get_many(keys) == [now] * count
+        assert listed_index(store, "i").scan_many(keys)[2] == [store.txid] * count
         with pytest.raises(TransientError):
             attempt(database, store)
     filler.unlink()
@@ -90,8 +91,8 @@ def test_full_disk_is_noticed_and_made_up_for(disk, count) -> None:
     database = RocksDatabase(disk / "db")
     store = database.view(1, last)
     assert database.get_meta(b"txid") == b"%d" % last
-    assert store.map("m").get_many(keys) == [b"%d" % last] * count
-    assert store.index("i").scan_many(keys)[2] == [last] * count
+    assert listed_map(store, "m").get_many(keys) == [b"%d" % last] * count
+    assert listed_index(store, "i").scan_many(keys)[2] == [last] * count
     del store
     database.close()
 
@@ -112,8 +113,8 @@ def test_killed_on_a_full_disk_keeps_the_last_checkpoint(disk, count) -> None:
     filler.unlink()
     database = RocksDatabase(disk / "db")
     store = database.view(1, durable)
-    assert store.map("m").get_many(keys) == [b"%d" % durable] * count
-    assert store.index("i").scan_many(keys)[2] == [durable] * count
+    assert listed_map(store, "m").get_many(keys) == [b"%d" % durable] * count
+    assert listed_index(store, "i").scan_many(keys)[2] == [durable] * count
     assert int(database.get_meta(b"txid") or b"0") == durable
     del store
     database.close()

@@ -11,6 +11,7 @@ from headrace.state.checkpoint import BATCH_PAIRS_MAX
 from headrace.state.logs import LOGS_MAX
 from headrace.state.rocks import RocksDatabase
 from tests.runs import write_run
+from tests.state.lists import listed_map
 from tests.waiting import wait_until
 
 ROUNDS = 3 * LOGS_MAX
@@ -18,7 +19,7 @@ ROUNDS = 3 * LOGS_MAX
 
 def write(database: RocksDatabase, store, keys: list[bytes], meta) -> None:
     store.begin(store.txid + 1)
-    store.map("m").put_many(keys, [b"%d" % (store.txid + 1)] * len(keys))
+    listed_map(store, "m").put_many(keys, [b"%d" % (store.txid + 1)] * len(keys))
     store.prepare()
     store.commit(store.txid + 1)
     made = database.begin_checkpoint([(store, store.txid)], meta)
@@ -64,9 +65,9 @@ def test_a_view_that_is_flushed_often_does_not_pile_up_the_logs_of_others(tmp_pa
     database.close()
     database = RocksDatabase(tmp_path / "db")
     assert database.get_meta(b"n") == b"last"
-    found = database.view("quiet", quiet_txid).map("m")
+    found = listed_map(database.view("quiet", quiet_txid), "m")
     assert found.get_many([b"once", b"twice"]) == [b"1", b"2"]
-    found = database.view("busy", busy_txid).map("m")
+    found = listed_map(database.view("busy", busy_txid), "m")
     assert found.get_many(many) == [b"%d" % busy_txid] * len(many)
     del found
     database.close()

@@ -16,6 +16,7 @@ from headrace.state import checkpoint as state_checkpoint
 from headrace.state import files
 from headrace.state.rocks import RocksDatabase
 from tests.disks import path_of, synced
+from tests.state.lists import listed_map
 
 OURS = ("FORMAT", "MANIFEST.length", "checkpoint")
 
@@ -58,7 +59,7 @@ def fill(database: RocksDatabase, txid: int, count: int) -> None:
     store = database.view(1, txid - 1)
     keys = [b"%06d" % n for n in range(count)]
     store.begin(txid)
-    store.map("s").put_many(keys, [b"%d" % txid] * count)
+    listed_map(store, "s").put_many(keys, [b"%d" % txid] * count)
     store.prepare()
     store.commit(txid)
     made = database.begin_checkpoint([(store, txid)], {b"m": b"%d" % txid})

@@ -17,6 +17,7 @@ from headrace.state import columns, regulator
 from headrace.state.regulator import Load, Regulator, Spill
 from headrace.state.rocks import RocksDatabase
 from tests.runs import write_run
+from tests.state.lists import listed_map
 from tests.waiting import PATIENCE_S
 
 MIB = 1024 * 1024
@@ -77,7 +78,7 @@ class State:
     def open(self, budget_bytes: int) -> None:
         self.database = RocksDatabase(self.path)
         self.store = self.database.view(1)
-        self.state = self.store.map("m")
+        self.state = listed_map(self.store, "m")
         self.regulator = Regulator(budget_bytes, self.clock)
 
     @property
@@ -218,7 +219,7 @@ def test_what_was_populated_and_loaded_is_lost_with_no_crash(tmp_path, pack) -> 
     database = RocksDatabase(path)
     database.ingest(1, [run])
     store = database.view(1, 7)
-    state = store.map("m")
+    state = listed_map(store, "m")
     while database.regulate():
         pass
     assert store.tiers["m"].spilled == 0
@@ -230,7 +231,7 @@ def test_what_was_populated_and_loaded_is_lost_with_no_crash(tmp_path, pack) -> 
     database.close()
     database = RocksDatabase(tmp_path / "as_killed")
     store = database.view(1, 7)
-    state = store.map("m")
+    state = listed_map(store, "m")
     found = [pair for part in state.scan() for pair in zip(*part, strict=True)]
     assert found == [(key[1:], value) for key, value in pairs]
     while database.regulate():
@@ -292,7 +293,7 @@ def test_what_goes_while_it_is_loaded_leaves_nothing(tmp_path, monkeypatch, how)
     for view in (1, 2):
         database.ingest(view, [tmp_path / "0.sst"])
     gone, kept = database.view(1), database.view(2)
-    assert [len(gone.map(name).get_many([b"x"])) for name in ("m", "n")] == [1, 1]
+    assert [len(listed_map(gone, name).get_many([b"x"])) for name in ("m", "n")] == [1, 1]
     tier, ticks = gone.tiers["m"], itertools.count()
     with monkeypatch.context() as patch:
         patch.setattr(regulator.clock, "monotonic", lambda: next(ticks) / 1000)
@@ -307,7 +308,7 @@ def test_what_goes_while_it_is_loaded_leaves_nothing(tmp_path, monkeypatch, how)
     else:
         database.ingest(1, [tmp_path / "0.sst"])
     assert tier.closed
-    kept.map("m")
+    listed_map(kept, "m")
     while database.regulate(1.0):
         pass
     expected = {"state": 500, "view": 0, "again": 0}[how]
@@ -334,7 +335,7 @@ def test_a_state_that_leaves_takes_its_work_with_it(made) -> None:
 def test_beyond_the_budget_what_becomes_durable_is_waited_for(tmp_path) -> None:
     database = RocksDatabase(tmp_path / "db", memory_bytes=4 * MIB)
     store = database.view(1)
-    state = store.map("m")
+    state = listed_map(store, "m")
     keys = [b"%010d" % i for i in range(20_000)]
     store.begin(1)
     state.put_many(keys, [bytes(200)] * len(keys))
@@ -367,7 +368,7 @@ MIB = 1024 * 1024
 budget, size = int(sys.argv[2]) * MIB, int(sys.argv[3]) * MIB
 database = RocksDatabase(Path(sys.argv[1]), memory_bytes=budget)
 store = database.view(1)
-state, index = store.map("m"), store.index("i")
+state, index = listed_map(store, "m"), listed_index(store, "i")
 STEP = 5_000
 rows = size // 200 // STEP * STEP
 
@@ -441,7 +442,7 @@ def test_what_a_checkpoint_holds_need_not_be_written_any_more(tmp_path):
     """Stores count for the next checkpoint if used since, or missing from the last written one."""
     database = RocksDatabase(tmp_path / "db")
     store, other = database.view(1), database.view(2)
-    state = store.map("m")
+    state = listed_map(store, "m")
     for txid, written in ((1, True), (2, False)):
         store.begin(txid)
         state.put_many([b"k"], [b"%d" % txid])

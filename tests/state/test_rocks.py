@@ -20,12 +20,13 @@ from headrace.state.columns import Family
 from headrace.state.memory import MemoryStore
 from headrace.state.rocks import RocksDatabase
 from tests.runs import write_run
+from tests.state.lists import listed_index, listed_map
 
 
 def fill(store, start: int, end: int) -> None:
     keys = [b"%06d" % i for i in range(start, end)]
-    store.map("s").put_many(keys, keys)
-    store.index("j.left").add_many([b"k"] * len(keys), keys, [1] * len(keys))
+    listed_map(store, "s").put_many(keys, keys)
+    listed_index(store, "j.left").add_many([b"k"] * len(keys), keys, [1] * len(keys))
 
 
 def fill_next(store, start: int, end: int) -> None:
@@ -54,7 +55,7 @@ def test_reopening_finds_the_last_checkpoint(tmp_path: Path) -> None:
 
     database = RocksDatabase(tmp_path / "db")
     assert (database.view(1).dump(), database.view(2).dump()) == before
-    assert database.view(1).map("s").get_many([b"000003", b"000025"]) == [b"000003", None]
+    assert listed_map(database.view(1), "s").get_many([b"000003", b"000025"]) == [b"000003", None]
     assert database.scan_meta(b"view/") == [(b"view/1", b"7"), (b"view/2", b"7")]
     assert database.get_meta(b"view/3") is None
     database.close()
@@ -105,9 +106,9 @@ def test_states_are_dropped_with_a_note_and_the_others_stay(tmp_path: Path) -> N
     database.drop_states(1, lambda state: state == "s", {b"note": b"1"})
     assert store.dump() == {"s": before["s"]}
     fill_next(store, 20, 30)
-    assert store.map("s").get_many([b"000015", b"000025"]) == [b"000015", b"000025"]
+    assert listed_map(store, "s").get_many([b"000015", b"000025"]) == [b"000015", b"000025"]
     keys = [b"%06d" % i for i in range(20, 30)]
-    assert store.index("j.left").scan_many([b"k"])[1] == keys, "nothing of before"
+    assert listed_index(store, "j.left").scan_many([b"k"])[1] == keys, "nothing of before"
     database.close()
 
     database = RocksDatabase(tmp_path / "db")
@@ -153,9 +154,9 @@ def test_a_second_process_is_told_off(tmp_path: Path) -> None:
 def test_one_state_has_one_shape(tmp_path: Path) -> None:
     database = RocksDatabase(tmp_path / "db")
     store = database.view(1)
-    store.map("s")
+    listed_map(store, "s")
     with pytest.raises(BugError):
-        store.index("s")
+        listed_index(store, "s")
     database.close()
 
 
@@ -163,7 +164,7 @@ def test_a_checkpoint_is_written_while_txids_go_on(tmp_path: Path, monkeypatch) 
     monkeypatch.setattr(state_checkpoint, "BATCH_PAIRS_MAX", 1000)
     database = RocksDatabase(tmp_path / "db")
     store = database.view(1)
-    state, index = store.map("s"), store.index("i")
+    state, index = listed_map(store, "s"), listed_index(store, "i")
     for txid in range(1, 13):
         store.begin(txid)
         # Small checkpoints are one batch, large ones go by files.
@@ -253,7 +254,7 @@ def test_a_large_checkpoint_killed_anywhere_counts_wholly_or_not_at_all(
         checkpoint(database, [store], {b"m": b"1"})
         fill_next(store, 5, 5 + count)
         store.begin(3)
-        store.map("s").put_many([b"000001"], [None])
+        listed_map(store, "s").put_many([b"000001"], [None])
         store.commit(3)
         whole = {1: 10, 3: 5 + count - 1}
         made = database.begin_checkpoint([(store, 3)], {b"m": b"3"})
@@ -305,6 +306,7 @@ import sys
 from pathlib import Path
 from headrace.state import checkpoint as state_checkpoint
 from headrace.state.rocks import RocksDatabase
+from tests.state.lists import listed_index, listed_map
 state_checkpoint.BATCH_PAIRS_MAX = 1000
 database = RocksDatabase(Path(sys.argv[1]))
 last = int(database.get_meta(b"txid") or b"0")
@@ -314,8 +316,8 @@ while True:
     for store in stores:
         store.begin(last)
         keys = [b"%06d" % i for i in range(last, last + 50 + 1100 * (last % 3 == 0))]
-        store.map("s").put_many(keys, [b"%d" % last] * len(keys))
-        store.index("i").add_many([b"k"] * 2, [b"t", b"%d" % last], [1, 1])
+        listed_map(store, "s").put_many(keys, [b"%d" % last] * len(keys))
+        listed_index(store, "i").add_many([b"k"] * 2, [b"t", b"%d" % last], [1, 1])
         store.commit(last)
     pairs = [(store, last) for store in stores]
     checkpoint = database.begin_checkpoint(pairs, {b"txid": b"%d" % last})
@@ -344,11 +346,11 @@ def test_kill_9_keeps_the_last_checkpoint_whole(tmp_path: Path) -> None:
         assert stored >= reported
         for view in (1, 2):
             store = database.view(view)
-            assert store.map("s").get_many([b"%06d" % stored]) == [b"%d" % stored]
+            assert listed_map(store, "s").get_many([b"%06d" % stored]) == [b"%d" % stored]
             last = stored + 49 + 1100 * (stored % 3 == 0)
-            found = store.map("s").get_many([b"%06d" % last, b"%06d" % (stored + 1150)])
+            found = listed_map(store, "s").get_many([b"%06d" % last, b"%06d" % (stored + 1150)])
             assert found == [b"%d" % stored, None]
-            index = store.index("i")
+            index = listed_index(store, "i")
             assert index.weight_many([b"k"], [b"t"]) == [stored]
             assert len(index.scan_many([b"k"])[0]) == stored + 1
         del store, index

@@ -14,7 +14,7 @@ import threading
 import pytest
 
 from headrace.errors import BugError
-from headrace.state.map.skiplist import SkipList
+from tests.state.lists import SkipList
 from tests.state.reference_map import ReferenceSkipList
 
 K = b"k"

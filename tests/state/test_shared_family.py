@@ -14,6 +14,7 @@ from headrace.state.map import keygroups
 from headrace.state.rocks import RocksDatabase
 from headrace.state.warm_start import PackWriter
 from tests.amounts import seeds
+from tests.state.lists import listed_map
 
 States = dict[str, dict[bytes, bytes]]
 """Physical keys and values by state."""
@@ -99,7 +100,7 @@ def test_views_do_not_touch_each_other(
                 store = database.view(view_id)
                 store.begin(1)
                 key = rng.randbytes(3)
-                store.map("c").put_many([key], [b"v"])
+                listed_map(store, "c").put_many([key], [b"v"])
                 store.prepare()
                 store.commit(1)
                 made = database.begin_checkpoint([(store, 1)], {})

@@ -9,6 +9,7 @@ import pytest
 from headrace.state import sizes as measured
 from headrace.state.rocks import RocksDatabase
 from headrace.state.sizes import sizes
+from tests.state.lists import listed_map
 from tests.state.test_rocks import checkpoint
 
 VALUE = b"x" * 20
@@ -16,7 +17,7 @@ VALUE = b"x" * 20
 
 def put(store, name: str, count: int) -> None:
     store.begin(store.txid + 1)
-    store.map(name).put_many([b"%08d" % i for i in range(count)], [VALUE] * count)
+    listed_map(store, name).put_many([b"%08d" % i for i in range(count)], [VALUE] * count)
     store.prepare()
     store.commit(store.txid + 1)
 
@@ -28,7 +29,7 @@ def reopened(path: Path, database: RocksDatabase, store) -> tuple[RocksDatabase,
     database = RocksDatabase(path)
     store = database.view(1)
     for name in ("few", "many"):
-        store.map(name)
+        listed_map(store, name)
     return database, store
 
 
@@ -37,7 +38,7 @@ def test_what_is_in_memory_is_counted(tmp_path):
     store = database.view(1)
     put(store, "few", 300)
     store.begin(store.txid + 1)
-    store.map("few").put_many([b"%08d" % i for i in range(50)], [None] * 50)
+    listed_map(store, "few").put_many([b"%08d" % i for i in range(50)], [None] * 50)
     found = sizes(store)["few"]
     assert (found.rows, found.exact) == (250, True)
     assert 250 * (len(VALUE) + 8) < found.bytes == store.memory_bytes

@@ -17,6 +17,7 @@ from headrace.state.memory import MemoryStore
 from headrace.state.regulator import Load, Spill
 from headrace.state.rocks import RocksDatabase
 from tests.amounts import examples
+from tests.state.lists import listed_index, listed_map
 
 KEYS = [b"a", b"b", b"\xff", b"\xfe\xff", b"c\x00", b"z"]
 ROWS = [b"", b"\x00", b"a", b"ab", b"\xff\xff", b"q"]
@@ -138,7 +139,7 @@ def scanned(state) -> dict[bytes, bytes]:
 
 def test_map_gets_what_was_put(make: Make) -> None:
     held = make()
-    state = held.store.map("m")
+    state = listed_map(held.store, "m")
     state.put_many([b"b", b"a", b"b"], [b"1", b"2", b"3"])
     assert state.get_many([b"a", b"b", b"c", b"a"]) == [b"2", b"3", None, b"2"]
     held.checkpoint()
@@ -151,7 +152,7 @@ def test_map_gets_what_was_put(make: Make) -> None:
 
 def test_a_map_can_be_emptied_while_it_is_scanned(make: Make) -> None:
     held = make()
-    state = held.store.map("m")
+    state = listed_map(held.store, "m")
     keys = [b"%05d" % i for i in range(10_000)]
     state.put_many(keys[::2], keys[::2])
     held.checkpoint()
@@ -170,7 +171,7 @@ def test_a_map_can_be_emptied_while_it_is_scanned(make: Make) -> None:
 
 def test_index_adds_weights_and_forgets_zeros(make: Make) -> None:
     held = make()
-    state = held.store.index("i")
+    state = listed_index(held.store, "i")
     state.add_many([b"k", b"k", b"l"], [b"b", b"a", b"a"], [1, 2, 3])
     assert state.scan_many([b"l", b"x", b"k"]) == ([0, 2, 2], [b"a", b"a", b"b"], [3, 2, 1])
     held.checkpoint()
@@ -184,7 +185,7 @@ def test_index_adds_weights_and_forgets_zeros(make: Make) -> None:
 
 def test_extremes_skip_rows_whose_net_weight_is_zero(make: Make) -> None:
     held = make()
-    state = held.store.index("i")
+    state = listed_index(held.store, "i")
     # The key of all ones has no string above it; its neighbours must not leak in.
     for key in (b"\xff", b"\xfe\xff", b"m"):
         state.add_many([key] * 3, [b"a", b"b", b"c"], [1, 1, 1])
@@ -202,7 +203,7 @@ def test_extremes_skip_rows_whose_net_weight_is_zero(make: Make) -> None:
 
 
 def test_large_keys_are_read_page_by_page_while_they_change(make: Make) -> None:
-    state = make().store.index("i")
+    state = listed_index(make().store, "i")
     rows = [b"%05d" % i for i in range(3000)]
     state.add_many([b"k"] * 3000, rows, [1] * 3000)
     assert state.first_many([b"k"], 3, [b"02000"])[1] == rows[2000:2003]
@@ -218,7 +219,7 @@ def test_large_keys_are_read_page_by_page_while_they_change(make: Make) -> None:
 
 
 def test_the_empty_key_holds_every_row(make: Make) -> None:
-    state = make().store.index("i")
+    state = listed_index(make().store, "i")
     state.add_many([b"", b""], [b"y", b"x"], [1, 1])
     assert state.scan_many([b""]) == ([0, 0], [b"x", b"y"], [1, 1])
     assert state.extreme_many([b""], last=True) == [b"y"]
@@ -226,7 +227,7 @@ def test_the_empty_key_holds_every_row(make: Make) -> None:
 
 def test_negative_weight_is_a_bug_at_the_checkpoint_only(make: Make) -> None:
     held = make()
-    state = held.store.index("i")
+    state = listed_index(held.store, "i")
     state.add_many([b"k"], [b"a"], [-1])
     state.add_many([b"k"], [b"a"], [1])
     held.checkpoint()
@@ -265,7 +266,7 @@ operations = st.lists(
 @given(todo=operations)
 def test_any_sequence_equals_dictionaries(make: Make, todo) -> None:
     held = make()
-    entries, index = held.store.map("m"), held.store.index("i")
+    entries, index = listed_map(held.store, "m"), listed_index(held.store, "i")
     now: tuple[dict, dict] = ({}, {})
     saved: tuple[dict, dict] = ({}, {})
     for kind, items in todo:

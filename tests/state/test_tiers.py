@@ -17,6 +17,7 @@ from headrace.state.memory import MemoryStore
 from headrace.state.regulator import Load, Regulator, Spill
 from headrace.state.rocks import RocksDatabase
 from tests.amounts import examples
+from tests.state.lists import listed_index, listed_map
 
 KEYS = [b"a", b"b", b"\xff", b"c\x00", b"z", b"\xfe\xff"]
 ROWS = [b"", b"a", b"ab", b"\xff\xff"]
@@ -39,8 +40,8 @@ class Pair:
         """Replace the state by a population's, with each pair in a separate piece."""
         values, weights = dict(puts), {(key, row): weight for key, row, weight in adds}
         made = MemoryStore()
-        made.map("m").put_many([*values], [*values.values()])
-        made.index("i").add_many(
+        listed_map(made, "m").put_many([*values], [*values.values()])
+        listed_index(made, "i").add_many(
             [key for key, _ in weights], [row for _, row in weights], [*weights.values()]
         )
         run = self.path.with_suffix(".sst")
@@ -58,7 +59,7 @@ class Pair:
         txid = self.durable[0]
         assert int(self.database.get_meta(b"txid") or b"0") == txid
         self.store = self.database.view(1, txid)
-        self.map, self.index = self.store.map("m"), self.store.index("i")
+        self.map, self.index = listed_map(self.store, "m"), listed_index(self.store, "i")
         self.committed = self.durable
         self.in_flight: deque[tuple[int, Model]] = deque()
         self.checkpoint = None
@@ -367,7 +368,7 @@ def test_a_committed_txid_goes_back_to_the_last_checkpoint(pair) -> None:
 def test_a_state_may_appear_while_txids_are_in_flight(pair) -> None:
     pair.store.begin(1)
     pair.store.begin(2)
-    state = pair.store.map("late")
+    state = listed_map(pair.store, "late")
     state.put_many([b"k"], [b"2"])
     pair.store.rollback(2)
     assert state.get_many([b"k"]) == [None]
@@ -389,4 +390,4 @@ def test_a_new_store_of_a_view_replaces_the_old_one(pair) -> None:
     newer = pair.database.view(1)
     with pytest.raises(BugError):
         pair.map.get_many([b"a"])
-    assert newer.map("m").get_many([b"a"]) == [b"1"], "2 was in no checkpoint"
+    assert listed_map(newer, "m").get_many([b"a"]) == [b"1"], "2 was in no checkpoint"

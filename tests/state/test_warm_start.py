@@ -14,9 +14,9 @@ from headrace.kernels import buffers, packed
 from headrace.state import columns, rocks, warm_start
 from headrace.state.files import write_run
 from headrace.state.map import keygroups
-from headrace.state.map.skiplist import SkipList
 from headrace.state.rocks import RocksDatabase
 from headrace.state.warm_start import Pack, PackWriter
+from tests.state.lists import SkipList, listed_map
 from tests.state.reference_map import ReferenceSkipList
 
 COUNT = 6000
@@ -92,7 +92,7 @@ def test_a_new_view_goes_into_memory_without_rocksdb(database, tmp_path, unread)
     run = written(tmp_path / "0.sst", {"m": pairs, "n": pairs[:100]})
     database.ingest(1, [run])
     store = database.view(1, 7)
-    state, other = store.map("m"), store.map("n")
+    state, other = listed_map(store, "m"), listed_map(store, "n")
     warm_start.of_run(run).unlink()  # as the builder does, once the view is taken
     while database.regulate():
         pass
@@ -109,7 +109,7 @@ def test_what_a_checkpoint_has_changed_does_not_come_back(database, tmp_path) ->
     database.ingest(1, [written(tmp_path / "0.sst", {"m": pairs})])
     store = database.view(1, 7)
     store.begin(8)
-    store.map("m").put_many([key for key, _ in logical(pairs)], [None] * len(pairs))
+    listed_map(store, "m").put_many([key for key, _ in logical(pairs)], [None] * len(pairs))
     store.commit(8)
     made = database.begin_checkpoint([(store, 8)], {})
     made.write(sync=False)
@@ -117,7 +117,7 @@ def test_what_a_checkpoint_has_changed_does_not_come_back(database, tmp_path) ->
     for _ in range(2):
         while database.regulate(1.0):
             pass
-        assert found(store.map("m")) == []
+        assert found(listed_map(store, "m")) == []
         assert store.tiers["m"].map.size == 0
         store = database.view(1, 8)
 
@@ -128,7 +128,7 @@ def test_a_run_of_several_has_no_say(database, tmp_path) -> None:
     runs = [written(tmp_path / f"{n}.sst", {"m": pairs[n::2]}) for n in range(2)]
     warm_start.of_run(runs[1]).unlink()
     database.ingest(1, runs)
-    state = database.view(1, 7).map("m")
+    state = listed_map(database.view(1, 7), "m")
     while database.regulate(1.0):
         pass
     assert found(state) == logical(pairs)
@@ -140,7 +140,7 @@ def test_what_is_not_kept_does_not_come_back(database, tmp_path, state) -> None:
     run = written(tmp_path / "0.sst", {"m": pairs, "n": pairs[:100]})
     database.ingest(1, [run], lambda name: name == state)
     store = database.view(1, 7)
-    both = {name: store.map(name) for name in ("m", "n")}
+    both = {name: listed_map(store, name) for name in ("m", "n")}
     while database.regulate(1.0):
         pass
     kept = {"m": pairs, "n": pairs[:100]}[state]
@@ -167,7 +167,7 @@ def test_any_flipped_byte_or_cut_is_noticed(database, tmp_path) -> None:
         warm_start.of_run(run).write_bytes(data)
         database.ingest(1, [run])
         store = database.view(1, 7)
-        state = store.map("m")
+        state = listed_map(store, "m")
         while database.regulate(1.0):
             pass
         state.get_many([b"x"])
@@ -189,7 +189,7 @@ def test_what_does_not_fit_stays_on_disk(tmp_path) -> None:
     database = RocksDatabase(tmp_path / "db", memory_bytes=4 << 20)
     database.ingest(1, [run])
     store = database.view(1, 7)
-    state = store.map("m")
+    state = listed_map(store, "m")
     peak = 0
     while database.regulate():
         peak = max(peak, database.memory_bytes)
@@ -247,7 +247,7 @@ def test_a_large_run_is_not_copied_where_it_can_be_linked(
         database.ingest(1, [run])
         assert run.stat().st_nlink == 1 + linked
         assert [file.suffix for file in sorted(tmp_path.glob("0.*"))] == [".pack", ".sst"]
-        assert found(database.view(1).map("m")) == logical(pairs)
+        assert found(listed_map(database.view(1), "m")) == logical(pairs)
     # Over existing entries RocksDB gives the file a sequence number, which it must not contain.
     database.disk.place("v1").family.ingest(run)
     assert run.read_bytes() == content

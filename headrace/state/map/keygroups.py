@@ -9,25 +9,16 @@ group.
 
 from __future__ import annotations
 
-import struct
 from typing import Any
 
 import cython
 
 if cython.compiled:
-    from cython.cimports.headrace.kernels.hashes import fnv, fnv_copy
+    from cython.cimports.headrace.kernels.hashes import fnv, fnv_copy, group_of
 else:
-    from headrace.kernels.hashes import fnv, fnv_copy
+    from headrace.kernels.hashes import fnv, fnv_copy, group_of
 
 _GROUPS = [bytes((i,)) for i in range(256)]
-_unpack = struct.Struct("<q").unpack
-
-
-@cython.cfunc
-@cython.exceptval(check=False)
-def _group(h: cython.ulonglong) -> cython.uchar:
-    """Return the group of keys with the hash ``h``: the hash, folded."""
-    return (h ^ (h >> 8) ^ (h >> 16) ^ (h >> 24)) & 0xFF
 
 
 def physical(keys: list[bytes]) -> list[bytes]:
@@ -37,24 +28,8 @@ def physical(keys: list[bytes]) -> list[bytes]:
     groups: list[bytes] = _GROUPS
     for i in range(len(keys)):
         key: bytes = keys[i]
-        first: bytes = groups[_group(fnv(key, 0, len(key)))]
+        first: bytes = groups[group_of(fnv(key, 0, len(key)))]
         out[i] = first + key
-    return out
-
-
-def physical_rows(keys: list[bytes], rows: list[bytes]) -> list[bytes]:
-    """Return the physical form of each (key, row); ValueError if they differ in number."""
-    i: cython.Py_ssize_t
-    if len(keys) != len(rows):
-        message = "keys and rows differ in length"
-        raise ValueError(message)
-    out: list[bytes] = [b""] * len(keys)
-    groups: list[bytes] = _GROUPS
-    for i in range(len(keys)):
-        key: bytes = keys[i]
-        row: bytes = rows[i]
-        first: bytes = groups[_group(fnv(key, 0, len(key)))]
-        out[i] = first + key + row
     return out
 
 
@@ -75,7 +50,7 @@ def put_physical(
     target: cython.p_uchar = cython.address(out[0]) if cython.compiled else out
     p: cython.Py_ssize_t = 0
     for i in range(len(limits) - 1):
-        out[p] = _group(fnv_copy(data, limits[i], limits[i + 1], target, p + 1))
+        out[p] = group_of(fnv_copy(data, limits[i], limits[i + 1], target, p + 1))
         p += 1 + limits[i + 1] - limits[i]
         if len(row_limits):
             for q in range(row_limits[i], row_limits[i + 1]):
@@ -170,80 +145,6 @@ def gather(items: list[Any], order: list[int]) -> list[Any]:
     out = [None] * len(order)
     for i in range(len(order)):
         out[i] = items[order[i]]
-    return out
-
-
-def scatter(items: list[Any], order: list[int]) -> list[Any]:
-    """Invert ``gather`` by a permutation."""
-    i: cython.Py_ssize_t
-    out = [None] * len(order)
-    for i in range(len(order)):
-        out[order[i]] = items[i]
-    return out
-
-
-def place(values: list[Any], positions: list[int], found: list[Any]) -> None:
-    """Set ``values[positions[i]] = found[i]``; ValueError if they differ in number."""
-    i: cython.Py_ssize_t
-    if len(positions) != len(found):
-        message = "positions and values differ in length"
-        raise ValueError(message)
-    for i in range(len(positions)):
-        k: cython.Py_ssize_t = positions[i]
-        values[k] = found[i]
-
-
-def regroup(
-    positions: list[int], rows: list[bytes], weights: list[int], order: list[int]
-) -> tuple[list[int], list[bytes], list[int]]:
-    """Reorder the result of a scan of keys in ``order`` as if they had not been reordered."""
-    i: cython.Py_ssize_t
-    n: cython.Py_ssize_t = len(order)
-    starts = [0] * n
-    ends = [0] * n
-    begin: cython.Py_ssize_t = 0
-    for i in range(len(positions) + 1):
-        if i == len(positions) or positions[i] != positions[begin]:
-            if i > begin:
-                k: cython.Py_ssize_t = order[positions[begin]]
-                starts[k] = begin
-                ends[k] = i
-            begin = i
-    out_positions = []
-    out_rows = []
-    out_weights = []
-    for k in range(n):
-        begin = starts[k]
-        end: cython.Py_ssize_t = ends[k]
-        for i in range(begin, end):
-            out_positions.append(k)
-            out_rows.append(rows[i])
-            out_weights.append(weights[i])
-    return out_positions, out_rows, out_weights
-
-
-def weights_of(values: list[bytes | None]) -> list[int]:
-    """Decode values as weights; 0 for None."""
-    i: cython.Py_ssize_t
-    out = [0] * len(values)
-    for i in range(len(values)):
-        value = values[i]
-        if value is not None:
-            out[i] = _unpack(value)[0]
-    return out
-
-
-def prefix_ends(prefixes: list[bytes]) -> list[bytes | None]:
-    """Return the least string above all strings with each prefix; None: there is none."""
-    i: cython.Py_ssize_t
-    out: list[bytes | None] = [None] * len(prefixes)
-    for i in range(len(prefixes)):
-        prefix: bytes = prefixes[i]
-        k: cython.Py_ssize_t = len(prefix)
-        while k > 0 and prefix[k - 1] == 255:
-            k -= 1
-        if k > 0:
-            out[i] = prefix[: k - 1] + _GROUPS[prefix[k - 1] + 1]
     return out
 
 

@@ -11,3 +11,8 @@ cdef class Ends(Reads):
     cdef object _first_over(self, bytes prefix, object mine, object base)
     cdef object _last_over(self, bytes prefix, object end, object mine, object base)
     cdef bint _is_removed(self, bytes key)
+
+
+cdef class PrefixEnds:
+    cdef Slice *slices
+    cdef unsigned char *data

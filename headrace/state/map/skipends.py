@@ -10,9 +10,10 @@ from __future__ import annotations
 from typing import Any
 
 import cython
-from cython.cimports.headrace.state.map.skipreads import Reads, is_open, prefixes_of
+from cython.cimports.headrace.state.map.skipkeys import Keys
+from cython.cimports.headrace.state.map.skipreads import Reads, have_groups, is_open
 from cython.cimports.headrace.state.map.skipseek import seek_many
-from cython.cimports.headrace.state.map.skipslices import Batch, Found, key_bytes
+from cython.cimports.headrace.state.map.skipslices import Found, Hits, key_bytes
 from cython.cimports.headrace.state.map.skiptypes import (
     HEIGHT_MAX,
     RESIDENT,
@@ -24,60 +25,71 @@ from cython.cimports.headrace.state.map.skiptypes import (
     Slice,
     SliceRef,
     is_removed,
+    key_of,
     links,
     newest,
     node_at,
     starts,
 )
+from cython.cimports.libc.stdlib import free, malloc
+from cython.cimports.libc.string import memcpy
 
 
 @cython.cclass
 class Ends(Reads):
     """See the module."""
 
-    def extreme_many(
-        self, prefixes: list[bytes], ends: list[bytes | None], last: bool, base: Any
-    ) -> list[bytes | None]:
-        """Return the rest of the first (or last) key under each prefix; None if it has no key.
+    def extreme_many(self, keys: Keys, last: bool, bounded: bool, base: Any) -> tuple[Any, ...]:
+        """Return (data, bounds, validity): the first (or last) row under each key, if any.
 
-        With ``last``, only keys before ``ends[i]`` count.  To set no limit, pass the least string
-        above all keys with the prefix, or None if there is no such string.
+        ``bounded``: only rows before a key's rest in ``keys`` count; REQUIRES: ``last``.
         """
         is_open(self)
-        batch: Batch = prefixes_of(prefixes)
-        bounds: Batch = Batch(ends if last else [], nones=True)
+        have_groups(keys)
         path = cython.declare(Path)
-        found: Found = Found(batch.count)
-        slices: SliceRef = bounds.slices if last else batch.slices
+        found: Found = Found(keys.count)
+        slices: SliceRef = keys.slices
         befores: NodeRefs = found.nodes if last else cython.NULL
         handles: Numbers = found.handles
-        count: cython.size_t = batch.count
+        ends: PrefixEnds
+        hits: Hits = Hits()
         i: cython.size_t
-        prefix: Slice
+        prefix = cython.declare(Slice)
         node: NodeRef
-        out: list[Any] = []
-        if last and bounds.count != count:
-            raise ValueError("prefixes and ends differ in length")
+        if last and not bounded:
+            ends = PrefixEnds(keys)  # type: ignore[call-arg]  # for __cinit__
+            slices = ends.slices
         self.start(cython.address(path))
         with cython.nogil:
-            seek_many(self, slices, count, handles, False, befores)
-        for i in range(count):
-            prefix = batch.slices[i]
+            seek_many(self, slices, keys.count, handles, False, befores)
+        for i in range(keys.count):
+            prefix.data = keys.slices[i].data
+            prefix.length = keys.prefixes[keys.order[i]]
             self.requests[prefix.data[0]] += 1
             if not last:
                 node = self._first(handles[i], prefix)
-            elif bounds.slices[i].data and self._is_entry(befores[i], prefix):
+            elif slices[i].data and self._is_entry(befores[i], prefix):
                 node = befores[i]
             else:
-                node = self._last(cython.address(path), prefix, bounds.slices[i])
-            mine = key_bytes(node, prefix.length) if node else None
+                node = self._last(cython.address(path), prefix, slices[i])
             if self.where[prefix.data[0]] == RESIDENT:
-                out.append(mine)
-            elif last:
-                out.append(self._last_over(batch.items[i], bounds.items[i], mine, base))
+                if node and not hits.add(
+                    keys.order[i], key_of(node) + prefix.length, node.key_length - prefix.length, 0
+                ):
+                    raise MemoryError
+                continue
+            whole: bytes = keys.prefix(keys.order[i])
+            best: Any = key_bytes(node, prefix.length) if node else None
+            if last:
+                end: Any = None
+                if slices[i].data:
+                    end = slices[i].data[: slices[i].length]
+                best = self._last_over(whole, end, best, base)
             else:
-                out.append(self._first_over(batch.items[i], mine, base))
-        return out
+                best = self._first_over(whole, best, base)
+            if best is not None:
+                hits.add_object(keys.order[i], best, 0)
+        return hits.values(keys.count)
 
     def _is_entry(self, node: NodeRef, prefix: Slice) -> cython.bint:
         """Return whether the node is under the prefix and not removed."""
@@ -171,3 +183,34 @@ class Ends(Reads):
             return False
         node = node_at(self.arena, handle)
         return is_removed(newest(self.arena, node))
+
+
+@cython.cclass
+class PrefixEnds:
+    """Per key, the least string above all strings that begin with it; NULL: there is none."""
+
+    def __cinit__(self, keys: Keys) -> None:
+        i: cython.size_t
+        length: cython.size_t
+        total: cython.size_t = 0
+        for i in range(keys.count):
+            total += keys.slices[i].length
+        self.slices = cython.cast(SliceRef, malloc((keys.count + 1) * cython.sizeof(Slice)))
+        self.data = cython.cast(cython.pointer[cython.uchar], malloc(total + 1))
+        if not self.slices or not self.data:
+            raise MemoryError
+        at: cython.p_uchar = self.data
+        for i in range(keys.count):
+            length = keys.slices[i].length
+            while length and keys.slices[i].data[length - 1] == 255:
+                length -= 1
+            self.slices[i].data = at if length else cython.NULL
+            self.slices[i].length = length
+            if length:
+                memcpy(at, keys.slices[i].data, length)
+                at += length
+                (at - 1)[0] += 1
+
+    def __dealloc__(self) -> None:
+        free(self.slices)
+        free(self.data)

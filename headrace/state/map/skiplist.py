@@ -31,7 +31,7 @@ from typing import Any
 import cython
 from cython.cimports.headrace.state.map.arena import Arena
 from cython.cimports.headrace.state.map.skipnodes import push, reserve
-from cython.cimports.headrace.state.map.skipreads import is_open
+from cython.cimports.headrace.state.map.skipreads import check, is_open
 from cython.cimports.headrace.state.map.skipslices import Flight, Page, value_bytes
 from cython.cimports.headrace.state.map.skipsnapshots import Snapshots
 from cython.cimports.headrace.state.map.skiptypes import (
@@ -53,7 +53,6 @@ from cython.cimports.headrace.state.map.skiptypes import (
     node_at,
     value_at,
 )
-from cython.cimports.headrace.state.map.skipwrites import check
 from cython.cimports.libc.stdlib import free, malloc
 from cython.cimports.libc.string import memcpy
 

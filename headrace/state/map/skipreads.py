@@ -18,13 +18,20 @@ from collections.abc import Iterator
 from typing import Any
 
 import cython
+from cython.cimports.headrace.state.map.skipkeys import Keys
 from cython.cimports.headrace.state.map.skipnodes import Nodes
 from cython.cimports.headrace.state.map.skipseek import seek_many
 from cython.cimports.headrace.state.map.skipslices import Batch, Found, Hits, key_bytes, value_bytes
 from cython.cimports.headrace.state.map.skiptypes import (
     CHUNK_BYTES,
     CHUNK_ENTRIES,
+    DONE,
+    NO_MEMORY,
+    NO_WEIGHT,
+    NOT_RUNNING,
+    OVERFLOW,
     RESIDENT,
+    HitRef,
     NodeRef,
     Numbers,
     Path,
@@ -35,12 +42,14 @@ from cython.cimports.headrace.state.map.skiptypes import (
     group_of,
     group_of_node,
     is_removed,
+    key_of,
     links,
     newest,
     node_at,
     size_of,
     starts,
 )
+from cython.cimports.libc.stdlib import free, malloc
 from cython.cimports.libc.string import memcpy
 
 from headrace.errors import BugError
@@ -59,62 +68,76 @@ def is_open(map: Reads) -> cython.int:  # noqa: A002
 
 @cython.cfunc
 @cython.exceptval(-1)
-def weight_of(value: ValueRef) -> cython.longlong:
-    """Decode a value as a weight; BugError if it is not 8 bytes."""
-    weight: cython.longlong = 0
-    if size_of(value) != 8:
+def check(result: cython.int) -> cython.int:
+    """Raise the error of a loop's result code, if it is one."""
+    if result == NO_MEMORY:
+        raise MemoryError
+    if result == NO_WEIGHT:
         raise BugError("a value of the state map is not a weight")
-    memcpy(cython.address(weight), bytes_of(value), 8)
-    return weight
+    if result == OVERFLOW:
+        raise OverflowError("a weight beyond 64 bits")
+    if result == NOT_RUNNING:
+        raise BugError("the snapshot ended while it was read")
+    return 0
 
 
 @cython.cclass
 class Reads(Nodes):
     """See the module."""
 
-    def get_many(self, keys: list[bytes]) -> tuple[list[bytes | None], list[int]]:
-        """Return the newest values, and the positions to look up in the base."""
-        is_open(self)
-        batch: Batch = Batch(keys)
-        found: Found = Found(batch.count)
-        slices: SliceRef = batch.slices
-        handles: Numbers = found.handles
-        count: cython.size_t = batch.count
-        i: cython.size_t
-        with cython.nogil:
-            for i in range(count):
-                self.requests[group_of(slices[i])] += 1
-            seek_many(self, slices, count, handles, True, cython.NULL)
-        out: list[Any] = []
-        missing: list[Any] = []
-        for i in range(count):
-            if handles[i]:
-                out.append(value_bytes(newest(self.arena, node_at(self.arena, handles[i]))))
-                continue
-            out.append(None)
-            if self.where[group_of(slices[i])] != RESIDENT:
-                missing.append(i)
-        return out, missing
+    def get_many(self, keys: Keys) -> tuple[Any, ...]:
+        """Return the newest values (data, bounds, validity), and the positions to look up.
 
-    def missing(self, keys: list[bytes]) -> list[int]:
-        """Return the positions to look up in the base; count no request."""
+        The base has the values at these positions, which are in key order.
+        """
         is_open(self)
-        batch: Batch = Batch(keys)
-        found: Found = Found(batch.count)
-        slices: SliceRef = batch.slices
+        hits: Hits = Hits()
+        found: Found = Found(keys.count)
         handles: Numbers = found.handles
-        positions: Found = Found(batch.count)
+        i: cython.size_t
+        value: ValueRef
+        result: cython.int = DONE
+        with cython.nogil:
+            for i in range(keys.count):
+                self.requests[group_of(keys.slices[i])] += 1
+            seek_many(self, keys.slices, keys.count, handles, True, cython.NULL)
+            for i in range(keys.count):
+                if handles[i]:
+                    value = newest(self.arena, node_at(self.arena, handles[i]))
+                    if not is_removed(value) and not hits.add(
+                        keys.order[i], bytes_of(value), size_of(value), 0
+                    ):
+                        result = NO_MEMORY
+                        break
+        check(result)
+        missing: list[Any] = [
+            keys.order[i]
+            for i in range(keys.count)
+            if handles[i] == 0 and self.where[group_of(keys.slices[i])] != RESIDENT
+        ]
+        return (*hits.values(keys.count), missing)
+
+    def missing(self, keys: Keys) -> list[int]:
+        """Return the positions to look up in the base, in key order; count no request."""
+        is_open(self)
+        found: Found = Found(keys.count)
+        handles: Numbers = found.handles
+        positions: Found = Found(keys.count)
         asked: Numbers = positions.handles
         count: cython.size_t = 0
         i: cython.size_t
         # Only keys of groups that are not resident are sought.
-        for i in range(batch.count):
-            if self.where[group_of(slices[i])] != RESIDENT:
-                asked[count] = cython.cast(cython.uint, i)
-                slices[count] = slices[i]
-                count += 1
+        sought: SliceRef = cython.cast(SliceRef, malloc((keys.count + 1) * cython.sizeof(Slice)))
+        if not sought:
+            raise MemoryError
         with cython.nogil:
-            seek_many(self, slices, count, handles, True, cython.NULL)
+            for i in range(keys.count):
+                if self.where[group_of(keys.slices[i])] != RESIDENT:
+                    asked[count] = keys.order[i]
+                    sought[count] = keys.slices[i]
+                    count += 1
+            seek_many(self, sought, count, handles, True, cython.NULL)
+        free(sought)
         return [asked[i] for i in range(count) if handles[i] == 0]
 
     def _handle(self, key: bytes) -> cython.uint:
@@ -126,202 +149,168 @@ class Reads(Nodes):
 
     # ---- prefixes ------------------------------------------------------------------------------
 
-    def scan_many(
-        self, prefixes: list[bytes], base: Any
-    ) -> tuple[list[int], list[bytes], list[int]]:
-        """Return (position in ``prefixes``, rest of the key, weight), in key order per prefix.
+    def scan_many(self, keys: Keys, base: Any) -> tuple[Any, ...]:
+        """Return (positions of keys, rows as data and bounds, weights), by position and row.
 
-        A prefix is not empty: its first byte is the group.  ``base`` may be None if all groups
-        are resident.
+        A row is the rest of an entry's key.  No key is empty: its first byte is the group.
+        ``base`` may be None if all groups are resident.
         """
         is_open(self)
-        batch: Batch = prefixes_of(prefixes)
-        positions: list[Any] = []
-        rows: list[Any] = []
-        weights: list[Any] = []
+        have_groups(keys)
+        hits: Hits = Hits()
+        found: Found = Found(keys.count)
         i: cython.size_t = 0
         end: cython.size_t
-        while i < batch.count:
+        while i < keys.count:
             end = i
-            while end < batch.count and self.where[batch.slices[end].data[0]] == RESIDENT:
+            while end < keys.count and self.where[keys.slices[end].data[0]] == RESIDENT:
                 end += 1
             if end > i:
-                self._scan_run(batch, i, end, positions, rows, weights)
+                with cython.nogil:
+                    seek_many(self, keys.slices + i, end - i, found.handles, False, cython.NULL)
+                    result: cython.int = self._under(keys, i, end, found.handles, hits, False)
+                check(result)
             else:
                 end = i + 1
-                self._scan_over(batch, i, base, positions, rows, weights)
+                self._scan_over(keys, i, base, hits)
             i = end
-        return positions, rows, weights
-
-    def _scan_run(
-        self,
-        batch: Batch,
-        start: cython.size_t,
-        end: cython.size_t,
-        positions: list[Any],
-        rows: list[Any],
-        weights: list[Any],
-    ) -> cython.int:
-        """Scan prefixes of resident groups."""
-        hits: Hits = Hits()
-        prefixes: SliceRef = batch.slices
-        found: Found = Found(end - start)
-        handles: Numbers = found.handles
-        i: cython.size_t
-        result: cython.int
-        with cython.nogil:
-            seek_many(self, prefixes + start, end - start, handles, False, cython.NULL)
-            result = self._under(prefixes, start, end, handles, hits)
-        if result:
-            raise MemoryError
-        for i in range(hits.count):
-            if is_removed(hits.data[i].value):
-                continue
-            positions.append(hits.data[i].position)
-            rows.append(key_bytes(hits.data[i].node, prefixes[hits.data[i].position].length))
-            weights.append(weight_of(hits.data[i].value))
-        return 0
+        return hits.rows(keys.count)
 
     def _under(
         self,
-        prefixes: SliceRef,
+        keys: Keys,
         start: cython.size_t,
         end: cython.size_t,
         firsts: Numbers,
         hits: Hits,
+        removed: cython.bint,
     ) -> cython.int:
-        """Add the nodes under each prefix, removed ones included, to ``hits``; -1: out of memory.
+        """Add the nodes under each key from ``start`` to before ``end`` to ``hits``.
 
-        ``firsts``: the first nodes not before the prefixes.
+        ``firsts``: the first nodes not before the keys.  With ``removed``, removed nodes too.
         """
         i: cython.size_t
         handle: cython.uint
         node: NodeRef
+        result: cython.int
         for i in range(start, end):
-            self.requests[prefixes[i].data[0]] += 1
+            self.requests[keys.slices[i].data[0]] += 1
             handle = firsts[i - start]
             while handle:
                 node = node_at(self.arena, handle)
-                if not starts(node, prefixes[i]):
+                if not starts(node, keys.slices[i]):
                     break
-                if not hits.add(i, node, newest(self.arena, node)):
-                    return -1
+                if removed or not is_removed(newest(self.arena, node)):
+                    result = self._add_hit(hits, keys.order[i], node, keys.slices[i].length)
+                    if result != DONE:
+                        return result
                 handle = links(node)[0]
-        return 0
+        return DONE
 
-    def _scan_over(
-        self,
-        batch: Batch,
-        position: cython.size_t,
-        base: Any,
-        positions: list[Any],
-        rows: list[Any],
-        weights: list[Any],
+    def _add_hit(
+        self, hits: Hits, position: cython.size_t, node: NodeRef, skipped: cython.size_t
     ) -> cython.int:
-        """Scan a prefix of a group that is not resident: entries of the map override the base's."""
+        """Add a node's key without its first bytes, and its newest value as a weight."""
+        value: ValueRef = newest(self.arena, node)
+        weight: cython.longlong = 0
+        if not is_removed(value):
+            if size_of(value) != 8:
+                return NO_WEIGHT
+            memcpy(cython.address(weight), bytes_of(value), 8)
+        if not hits.add(position, key_of(node) + skipped, node.key_length - skipped, weight):
+            return NO_MEMORY
+        hits.data[hits.count - 1].removed = is_removed(value)
+        return DONE
+
+    def _scan_over(self, keys: Keys, i: cython.size_t, base: Any, out: Hits) -> cython.int:
+        """Scan a key of a group that is not resident: entries of the map override the base's."""
         hits: Hits = Hits()
-        prefix: bytes = batch.items[position]
+        position: cython.size_t = keys.order[i]
+        prefix: bytes = keys.prefix(position)
         length: cython.Py_ssize_t = len(prefix)
-        i: cython.size_t = 0
+        at: cython.size_t = 0
         weight: cython.longlong
         mine: Any = None
         first = cython.declare(cython.uint)
-        seek_many(self, batch.slices + position, 1, cython.address(first), False, cython.NULL)
-        if self._under(batch.slices, position, position + 1, cython.address(first), hits):
-            raise MemoryError
+        seek_many(self, keys.slices + i, 1, cython.address(first), False, cython.NULL)
+        check(self._under(keys, i, i + 1, cython.address(first), hits, True))
         base.seek(prefix)
         while base.valid():
             key: bytes = base.key()
             if not key.startswith(prefix):
                 break
             row: bytes | None = key[length:]
-            while i < hits.count:
-                mine = key_bytes(hits.data[i].node, length)
+            while at < hits.count:
+                mine = hits.data[at].data[: hits.data[at].length]
                 if mine > row:
                     break
-                if not is_removed(hits.data[i].value):
-                    positions.append(position)
-                    rows.append(mine)
-                    weights.append(weight_of(hits.data[i].value))
-                i += 1
+                _keep(hits, at, out)
+                at += 1
                 if mine == row:
                     row = None
                     break
             if row is not None:
                 weight = _unpack(base.value())[0]
-                positions.append(position)
-                rows.append(row)
-                weights.append(weight)
+                out.add_object(position, row, weight)
             base.next()
         else:
             base.status()
-        while i < hits.count:
-            if not is_removed(hits.data[i].value):
-                positions.append(position)
-                rows.append(key_bytes(hits.data[i].node, length))
-                weights.append(weight_of(hits.data[i].value))
-            i += 1
+        while at < hits.count:
+            _keep(hits, at, out)
+            at += 1
         return 0
 
-    def first_many(
-        self, prefixes: list[bytes], starts: list[bytes], count: int, base: Any
-    ) -> tuple[list[int], list[bytes], list[int]]:
-        """Scan up to ``count`` entries of each prefix, from its start on; see ``scan_many``.
+    def first_many(self, keys: Keys, count: int, base: Any) -> tuple[Any, ...]:
+        """Scan up to ``count`` entries of each key, from its start on; see ``scan_many``.
 
-        ``starts[i]`` begins with ``prefixes[i]``.
+        The start of a key is its rest in ``keys``.
         """
         is_open(self)
-        batch: Batch = prefixes_of(prefixes)
-        bounds: Batch = Batch(starts)
-        found: Found = Found(batch.count)
+        have_groups(keys)
+        found: Found = Found(keys.count)
         handles: Numbers = found.handles
-        positions: list[Any] = []
-        rows: list[Any] = []
-        weights: list[Any] = []
+        hits: Hits = Hits()
         i: cython.size_t
         left: cython.longlong
         node: NodeRef
-        prefix: Slice
-        if bounds.count != batch.count:
-            raise ValueError("prefixes and starts differ in length")
+        prefix = cython.declare(Slice)
         with cython.nogil:
-            seek_many(self, bounds.slices, bounds.count, handles, False, cython.NULL)
-        for i in range(batch.count):
-            prefix = batch.slices[i]
+            seek_many(self, keys.slices, keys.count, handles, False, cython.NULL)
+        for i in range(keys.count):
+            prefix.data = keys.slices[i].data
+            prefix.length = keys.prefixes[keys.order[i]]
             self.requests[prefix.data[0]] += 1
             left = count
             if self.where[prefix.data[0]] != RESIDENT:
-                base.seek(bounds.items[i])
-                self._first_merged(handles[i], batch, i, left, base, positions, rows, weights)
+                base.seek(keys.slices[i].data[: keys.slices[i].length])
+                self._first_merged(handles[i], keys, keys.order[i], left, base, hits)
                 continue
             node = self._first(handles[i], prefix)
             while node and left > 0:
-                positions.append(i)
-                rows.append(key_bytes(node, prefix.length))
-                weights.append(weight_of(newest(self.arena, node)))
+                check(self._add_hit(hits, keys.order[i], node, prefix.length))
                 left -= 1
                 node = self._first(links(node)[0], prefix)
-        return positions, rows, weights
+        return hits.rows(keys.count)
 
     def _first_merged(
         self,
         handle: cython.uint,
-        batch: Batch,
+        keys: Keys,
         position: cython.size_t,
         left: cython.longlong,
         base: Any,
-        positions: list[Any],
-        rows: list[Any],
-        weights: list[Any],
+        hits: Hits,
     ) -> cython.int:
         """Append up to ``left`` merged entries, of the map from a node on and of the base."""
-        prefix: bytes = batch.items[position]
+        prefix: bytes = keys.prefix(position)
         length: cython.Py_ssize_t = len(prefix)
-        weight: cython.longlong
+        start = cython.declare(Slice)
         node: NodeRef
+        start.data = keys.given[position].data
+        start.length = length
         while left > 0:
             node = node_at(self.arena, handle) if handle else cython.NULL
-            if node and not starts(node, batch.slices[position]):
+            if node and not starts(node, start):
                 node = cython.NULL
                 handle = 0
             mine: Any = key_bytes(node, 0) if node else None
@@ -335,8 +324,7 @@ class Reads(Nodes):
             if mine is None and theirs is None:
                 break
             if mine is None or (theirs is not None and theirs < mine):
-                weight = _unpack(base.value())[0]
-                rows.append(theirs[length:])
+                hits.add_object(position, theirs[length:], _unpack(base.value())[0])
                 base.next()
             else:
                 if mine == theirs:
@@ -344,10 +332,7 @@ class Reads(Nodes):
                 handle = links(node)[0]
                 if is_removed(newest(self.arena, node)):
                     continue
-                weight = weight_of(newest(self.arena, node))
-                rows.append(mine[length:])
-            positions.append(position)
-            weights.append(weight)
+                check(self._add_hit(hits, position, node, length))
             left -= 1
         return 0
 
@@ -447,11 +432,21 @@ class Reads(Nodes):
 
 
 @cython.cfunc
-def prefixes_of(prefixes: Any) -> Batch:
-    """Make a batch of prefixes; BugError if one is empty and so has no group."""
-    batch: Batch = Batch(prefixes)
+@cython.exceptval(-1)
+def have_groups(keys: Keys) -> cython.int:
+    """Raise BugError if a key is empty and so has no group."""
     i: cython.size_t
-    for i in range(batch.count):
-        if batch.slices[i].length == 0:
+    for i in range(keys.count):
+        if keys.prefixes[i] == 0:
             raise BugError("a prefix of no bytes has no group")
-    return batch
+    return 0
+
+
+@cython.cfunc
+@cython.exceptval(-1)
+def _keep(hits: Hits, i: cython.size_t, out: Hits) -> cython.int:
+    """Append a hit to ``out``, unless it is removed."""
+    hit: HitRef = hits.data + i
+    if not hit.removed and not out.add(hit.position, hit.data, hit.length, hit.weight):
+        raise MemoryError
+    return 0

@@ -39,8 +39,12 @@ cdef class Hits:
     cdef Hit *data
     cdef size_t count
     cdef size_t capacity
+    cdef list objects
 
-    cdef bint add(self, size_t position, Node *node, Value *value) noexcept nogil
+    cdef bint add(self, size_t position, const unsigned char *data, size_t length, long long weight) noexcept nogil
+    cdef int add_object(self, size_t position, bytes data, long long weight) except -1
+    cdef tuple values(self, size_t count)
+    cdef tuple rows(self, size_t count)
 
 
 cdef bytes value_bytes(Value *value)

@@ -3,7 +3,8 @@
 """Conversion between Python's bytes and the map's: batches in, pages and hits out.
 
 Data read under the mutex is copied (``Page``) or, by the writer itself, pointed at (``Found``,
-``Hits``).  Python objects are made later, with the interpreter lock and without the mutex.
+``Hits``).  Python objects and arrays are made later, with the interpreter lock and without the
+mutex.
 
 This module works compiled only; its types are in skipslices.pxd.
 """
@@ -13,6 +14,7 @@ from __future__ import annotations
 from typing import Any
 
 import cython
+import numpy as np
 from cython.cimports.cpython.bytes import (
     PyBytes_AS_STRING,
     PyBytes_FromStringAndSize,
@@ -88,12 +90,18 @@ class Batch:
 class Run:
     """Addresses and sizes of packed strings in a buffer of the caller."""
 
-    def __cinit__(self, data: cython.const_uchar[::1], bounds: cython.const_longlong[::1]) -> None:
+    def __cinit__(
+        self,
+        data: cython.const_uchar[::1],
+        bounds: cython.const_longlong[::1],
+        valid: cython.const_uchar[::1] = None,
+    ) -> None:
         i: cython.size_t
         begin: cython.longlong
         end: cython.longlong
         size: cython.longlong = data.shape[0]
-        if bounds.shape[0] == 0:
+        some: cython.bint = valid is not None
+        if bounds.shape[0] == 0 or (some and valid.shape[0] + 1 != bounds.shape[0]):
             raise ValueError("bounds of packed strings are one more than the strings")
         self.count = bounds.shape[0] - 1
         self.slices = cython.cast(SliceRef, malloc((self.count + 1) * cython.sizeof(Slice)))
@@ -106,6 +114,8 @@ class Run:
                 raise ValueError("bounds of packed strings do not fit them")
             self.slices[i].data = cython.address(data[0]) + begin
             self.slices[i].length = end - begin
+            if some and not valid[i]:
+                self.slices[i].data = cython.NULL
 
     def __dealloc__(self) -> None:
         free(self.slices)
@@ -193,22 +203,105 @@ class Found:
 
 @cython.cclass
 class Hits:
-    """Nodes that a scan found, with the positions of their prefixes in the batch."""
+    """Entries that a read found, by the caller's positions of their keys.
+
+    Those of one position are consecutive.  Nothing is freed or written until they are copied.
+    """
 
     def __dealloc__(self) -> None:
         free(self.data)
 
-    def add(self, position: cython.size_t, node: NodeRef, value: ValueRef) -> cython.bint:
+    def add(
+        self,
+        position: cython.size_t,
+        data: cython.p_const_uchar,
+        length: cython.size_t,
+        weight: cython.longlong,
+    ) -> cython.bint:
         """Append; False if out of memory."""
         if self.count == self.capacity:
             capacity: cython.size_t = self.capacity * 2 if self.capacity else 256
-            data: HitRef = cython.cast(HitRef, realloc(self.data, capacity * cython.sizeof(Hit)))
-            if not data:
+            grown: HitRef = cython.cast(HitRef, realloc(self.data, capacity * cython.sizeof(Hit)))
+            if not grown:
                 return False
-            self.data = data
+            self.data = grown
             self.capacity = capacity
         self.data[self.count].position = position
-        self.data[self.count].node = node
-        self.data[self.count].value = value
+        self.data[self.count].data = data
+        self.data[self.count].length = length
+        self.data[self.count].weight = weight
+        self.data[self.count].removed = False
         self.count += 1
         return True
+
+    def add_object(
+        self, position: cython.size_t, data: bytes, weight: cython.longlong
+    ) -> cython.int:
+        """Append a string of the base, which is kept alive."""
+        if self.objects is None:
+            self.objects = []
+        self.objects.append(data)
+        source: cython.p_uchar = cython.cast(cython.p_uchar, PyBytes_AS_STRING(data))
+        if not self.add(position, source, PyBytes_GET_SIZE(data), weight):
+            raise MemoryError
+        return 0
+
+    def values(self, count: cython.size_t) -> tuple[Any, ...]:
+        """Return (data, bounds, validity) of ``count`` keys, of which each has a hit or none."""
+        bounds = np.zeros(count + 1, np.int64)
+        valid = np.zeros(count, np.uint8)
+        limits: cython.longlong[::1] = bounds
+        there: cython.uchar[::1] = valid
+        i: cython.size_t
+        hit: HitRef
+        with cython.nogil:
+            for i in range(self.count):
+                hit = self.data + i
+                limits[hit.position + 1] = hit.length
+                there[hit.position] = 1
+            for i in range(count):
+                limits[i + 1] += limits[i]
+        data = np.empty(limits[count], np.uint8)
+        out: cython.uchar[::1] = data
+        with cython.nogil:
+            for i in range(self.count):
+                hit = self.data + i
+                memcpy(cython.address(out[0]) + limits[hit.position], hit.data, hit.length)
+        return data, bounds, valid
+
+    def rows(self, count: cython.size_t) -> tuple[Any, ...]:
+        """Return (positions, data, bounds, weights) of the hits of ``count`` keys, by position."""
+        starts = np.zeros(count + 1, np.int64)
+        positions = np.empty(self.count, np.int64)
+        bounds = np.zeros(self.count + 1, np.int64)
+        weights = np.empty(self.count, np.int64)
+        next_of: cython.longlong[::1] = starts
+        places: cython.longlong[::1] = positions
+        limits: cython.longlong[::1] = bounds
+        numbers: cython.longlong[::1] = weights
+        i: cython.size_t
+        at: cython.size_t
+        hit: HitRef
+        with cython.nogil:
+            for i in range(self.count):
+                next_of[self.data[i].position + 1] += 1
+            for i in range(count):
+                next_of[i + 1] += next_of[i]
+            for i in range(self.count):
+                hit = self.data + i
+                at = next_of[hit.position]
+                next_of[hit.position] += 1
+                places[at] = hit.position
+                limits[at + 1] = hit.length
+                numbers[at] = hit.weight
+                # Its place from here on, for the copy below.
+                hit.position = at
+            for i in range(self.count):
+                limits[i + 1] += limits[i]
+        data = np.empty(limits[self.count], np.uint8)
+        out: cython.uchar[::1] = data
+        with cython.nogil:
+            for i in range(self.count):
+                hit = self.data + i
+                memcpy(cython.address(out[0]) + limits[hit.position], hit.data, hit.length)
+        return positions, data, bounds, weights

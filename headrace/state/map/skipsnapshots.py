@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import cython
-from cython.cimports.headrace.state.map.skipreads import is_open
+from cython.cimports.headrace.state.map.skipreads import check, is_open
 from cython.cimports.headrace.state.map.skipslices import Page
 from cython.cimports.headrace.state.map.skiptypes import (
     DONE,
@@ -25,7 +25,7 @@ from cython.cimports.headrace.state.map.skiptypes import (
     links,
     node_at,
 )
-from cython.cimports.headrace.state.map.skipwrites import Writes, check
+from cython.cimports.headrace.state.map.skipwrites import Writes
 
 from headrace.errors import BugError
 

@@ -66,10 +66,16 @@ cdef struct Lane:  # one of several interleaved searches
     unsigned int stop  # a node known to be at or above the key …
     bint equal  # … and whether it is the key's
 
-cdef struct Hit:
-    size_t position
-    Node *node
-    Value *value
+cdef struct Hit:  # an entry that a read found
+    size_t position  # of its key in the batch
+    const unsigned char *data  # the rest of the key, or the value
+    size_t length
+    long long weight
+    bint removed
+
+cdef struct Head:  # of a key being sorted
+    unsigned long long first  # bytes that decide most comparisons
+    unsigned int position
 
 ctypedef Node *NodeRef
 ctypedef Node **NodeRefs
@@ -78,6 +84,7 @@ ctypedef Slice *SliceRef
 ctypedef Path *PathRef
 ctypedef Handles *HandlesRef
 ctypedef Hit *HitRef
+ctypedef Head *HeadRef
 ctypedef Lane *LaneRef
 ctypedef const unsigned char *Bytes
 ctypedef long long *Integers

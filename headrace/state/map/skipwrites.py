@@ -1,4 +1,4 @@
-# cython: language_level=3, cdivision=True
+# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
 # mypy: disable-error-code="attr-defined,no-any-return,untyped-decorator,misc"
 """Writes of the newest state, and the residency of groups.
 
@@ -13,8 +13,9 @@ from typing import Any
 
 import cython
 from cython.cimports.headrace.state.map.skipends import Ends
+from cython.cimports.headrace.state.map.skipkeys import Keys
 from cython.cimports.headrace.state.map.skipnodes import reserve
-from cython.cimports.headrace.state.map.skipreads import is_open
+from cython.cimports.headrace.state.map.skipreads import check, is_open
 from cython.cimports.headrace.state.map.skipseek import seek_many
 from cython.cimports.headrace.state.map.skipslices import Batch, Run, key_bytes
 from cython.cimports.headrace.state.map.skiptypes import (
@@ -22,15 +23,12 @@ from cython.cimports.headrace.state.map.skiptypes import (
     DONE,
     LOADING,
     NEGATIVE,
-    NO_MEMORY,
     NO_WEIGHT,
-    NOT_RUNNING,
     OVERFLOW,
     REMOVED,
     RESIDENT,
     SLICE_KEYS,
     SPILLED,
-    Integers,
     NodeRef,
     Numbers,
     Path,
@@ -61,24 +59,32 @@ class Writes(Ends):
 
     # ---- writing ---------------------------------------------------------------------------
 
-    def put_many(self, keys: list[bytes], values: list[bytes | None]) -> None:
-        """Set each key; None removes it.  A later duplicate wins."""
+    def put_many(
+        self,
+        keys: Keys,
+        data: cython.const_uchar[::1],
+        bounds: cython.const_longlong[::1],
+        valid: cython.const_uchar[::1],
+    ) -> None:
+        """Set each key to its packed value; one that is not ``valid`` removes it.
+
+        A later duplicate wins.
+        """
         self._writable()
-        batch: Batch = Batch(keys)
-        new: Batch = Batch(values, nones=True)
-        if batch.count != new.count:
+        new: Run = Run(data, bounds, valid)
+        if keys.count != new.count:
             raise ValueError("keys and values differ in length")
-        key_slices: SliceRef = batch.slices
-        value_slices: SliceRef = new.slices
-        count: cython.size_t = batch.count
         result: cython.int
-        self._reserve_writing(count)
+        self._reserve_writing(keys.count)
         with cython.nogil:
-            result = self._put(key_slices, value_slices, count)
+            result = self._put(keys, new.slices)
         check(result)
 
-    def _put(self, keys: SliceRef, values: SliceRef, count: cython.size_t) -> cython.int:
+    def _put(self, batch: Keys, values: SliceRef) -> cython.int:
         path = cython.declare(Path)
+        keys: SliceRef = batch.slices
+        count: cython.size_t = batch.count
+        value: Slice
         handles = cython.declare(cython.uint[1024])
         i: cython.size_t
         end: cython.size_t
@@ -98,12 +104,11 @@ class Writes(Ends):
                     handle = handles[i % BLOCK_KEYS]
                     if handle == 0:
                         handle = self.seek(cython.address(path), keys[i])
+                    value = values[batch.order[i]]
                     length = REMOVED
-                    if values[i].data:
-                        length = cython.cast(cython.uint, values[i].length)
-                    result = self.write(
-                        cython.address(path), handle, keys[i], values[i].data, length
-                    )
+                    if value.data:
+                        length = cython.cast(cython.uint, value.length)
+                    result = self.write(cython.address(path), handle, keys[i], value.data, length)
                     i += 1
                 self.mutex.release()
         return result
@@ -121,7 +126,11 @@ class Writes(Ends):
             seek_many(self, keys, count, handles, True, cython.NULL)
 
     def add_many(
-        self, keys: list[bytes], deltas: list[int], missing: list[int], bases: list[bytes | None]
+        self,
+        keys: Keys,
+        deltas: cython.const_longlong[::1],
+        missing: list[int],
+        bases: list[bytes | None],
     ) -> int:
         """Add to weights; a weight of 0 is a removal.  Equal keys add up.
 
@@ -129,36 +138,32 @@ class Writes(Ends):
         keys.  Returns the change of ``negatives``.  Values are weights: 8 bytes, little-endian.
         """
         self._writable()
-        batch: Batch = Batch(keys)
         stored: Batch = Batch(bases, nones=True)
-        count: cython.size_t = batch.count
         before: cython.Py_ssize_t = self.negative_count
         result: cython.int
         i: cython.size_t
         position: cython.size_t
-        diffs: Diffs = Diffs(count)  # type: ignore[call-arg]  # for __cinit__
-        if cython.cast(cython.size_t, len(deltas)) != count:
+        known: Known = Known(keys.count)  # type: ignore[call-arg]  # for __cinit__
+        if cython.cast(cython.size_t, deltas.shape[0]) != keys.count:
             raise ValueError("keys and deltas differ in length")
         if cython.cast(cython.size_t, len(missing)) != stored.count:
             raise ValueError("missing and bases differ in length")
-        for i in range(count):
-            diffs.deltas[i] = deltas[i]
         for i in range(stored.count):
             position = missing[i]
-            if position >= count:
+            if position >= keys.count:
                 raise ValueError("a position beyond the keys")
-            diffs.bases[position] = stored.slices[i]
-        slices: SliceRef = batch.slices
-        self._reserve_writing(count)
+            known.bases[position] = stored.slices[i]
+        self._reserve_writing(keys.count)
         with cython.nogil:
-            result = self._add(slices, diffs.deltas, diffs.bases, count)
+            result = self._add(keys, deltas, known.bases)
         check(result)
         return self.negative_count - before
 
-    def _add(
-        self, keys: SliceRef, deltas: Integers, bases: SliceRef, count: cython.size_t
-    ) -> cython.int:
+    def _add(self, batch: Keys, deltas: cython.const_longlong[::1], bases: SliceRef) -> cython.int:
         path = cython.declare(Path)
+        keys: SliceRef = batch.slices
+        count: cython.size_t = batch.count
+        position: cython.size_t
         handles = cython.declare(cython.uint[1024])
         i: cython.size_t
         end: cython.size_t
@@ -177,8 +182,9 @@ class Writes(Ends):
                     handle = handles[i % BLOCK_KEYS]
                     if handle == 0:
                         handle = self.seek(cython.address(path), keys[i])
+                    position = batch.order[i]
                     result = self._add_one(
-                        cython.address(path), handle, keys[i], deltas[i], bases[i]
+                        cython.address(path), handle, keys[i], deltas[position], bases[position]
                     )
                     i += 1
                 self.mutex.release()
@@ -349,33 +355,16 @@ class Writes(Ends):
 
 
 @cython.cclass
-class Diffs:
-    """Diffs of weights, and the base's values, per position."""
+class Known:
+    """The base's values per position; NULL: none."""
 
     def __cinit__(self, count: cython.size_t) -> None:
-        self.deltas = cython.cast(Integers, calloc(count + 1, cython.sizeof(cython.longlong)))
         self.bases = cython.cast(SliceRef, calloc(count + 1, cython.sizeof(Slice)))
-        if not self.deltas or not self.bases:
+        if not self.bases:
             raise MemoryError
 
     def __dealloc__(self) -> None:
-        free(self.deltas)
         free(self.bases)
-
-
-@cython.cfunc
-@cython.exceptval(-1)
-def check(result: cython.int) -> cython.int:
-    """Raise the error of a loop's result code, if it is one."""
-    if result == NO_MEMORY:
-        raise MemoryError
-    if result == NO_WEIGHT:
-        raise BugError("a value of the state map is not a weight")
-    if result == OVERFLOW:
-        raise OverflowError("a weight beyond 64 bits")
-    if result == NOT_RUNNING:
-        raise BugError("the snapshot ended while it was read")
-    return 0
 
 
 @cython.cfunc

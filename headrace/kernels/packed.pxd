@@ -1,0 +1,7 @@
+# cython: language_level=3
+"""C types of packed.py."""
+
+cdef bint same(
+    const unsigned char[::1] left, const long long[::1] left_bounds, Py_ssize_t i,
+    const unsigned char[::1] right, const long long[::1] right_bounds, Py_ssize_t j
+) noexcept
