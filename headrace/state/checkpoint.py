@@ -23,17 +23,18 @@ from pathlib import Path
 from typing import Final
 
 import msgspec
-import pyarrow as pa
-import pyarrow.compute as pc
+import numpy as np
 
 from headrace import clock
 from headrace.errors import BugError, HeadraceError, StateDamaged, TransientError
-from headrace.kernels import buffers
+from headrace.kernels import packed
+from headrace.kernels.buffers import Int64s
+from headrace.kernels.packed import Nullable, Packed
 from headrace.process import durable
-from headrace.state import columns
+from headrace.state import columns, files
 from headrace.state.columns import Family, Section
 from headrace.state.disk import Changed, Disk, Meta
-from headrace.state.map import keygroups
+from headrace.state.map.skipkeys import Keys
 from headrace.state.store import RocksStore
 from headrace.state.tiers import Tier
 
@@ -83,7 +84,7 @@ class RocksCheckpoint:
         for change in changes:
             gathered.append(change)
             pairs += len(change[1])
-            size += keygroups.pair_bytes(change[1], change[2])
+            size += change[1].data.nbytes + change[2].data.nbytes
             if pairs > BATCH_PAIRS_MAX or size > _BATCH_BYTES_MAX:
                 break
         else:
@@ -95,8 +96,8 @@ class RocksCheckpoint:
 
     def _changes(self) -> Iterator[Changed]:
         for tier, snapshot in self.parts:
-            for keys, values in tier.map.changes(snapshot):
-                yield tier.section, keys, values
+            for keys, bounds, *values in tier.map.changes(snapshot):
+                yield tier.section, Packed(keys, bounds), Nullable(*values)
 
     def _write_files(self, changes: Iterator[Changed]) -> None:
         disk = self._disk
@@ -186,21 +187,18 @@ def _files(
     file: _File | None = None
     number = 0
     for section, keys, values in _sortable(changes, pace):
-        order = pc.sort_indices(keys)
-        per_pair = (keys.nbytes + values.nbytes) // len(keys) + 1
+        order = Keys(keys.data, keys.bounds, physical=True).positions()
+        per_pair = (keys.data.nbytes + values.data.nbytes) // len(keys) + 1
         step = max(1, min(_SLICE_PAIRS, _SLICE_BYTES // per_pair))
         for at in range(0, len(order), step):
-            part = order.slice(at, step)
-            part_keys = _cut(keys.take(part))
-            if file is not None and not file.takes(section, part_keys[0]):
+            part = order[at : at + step]
+            if file is not None and not file.takes(section, keys.take(part[:1]).strings()[0]):
                 yield file.finish()
                 file = None
             if file is None:
                 file = _File(disk, section.family, folder / f"{number}.sst")
                 number += 1
-            content = values.take(part)
-            valid = buffers.view(buffers.validity(content))
-            file.add(section, part_keys, _cut(content), valid, per_pair * len(part))
+            file.add(section, keys, values, part, per_pair * len(part))
             pace.rest()
     if file is not None:
         yield file.finish()
@@ -227,12 +225,12 @@ class _File:
         )
 
     def add(
-        self, section: Section, keys: list[bytes], values: list[bytes], valid: memoryview, size: int
+        self, section: Section, keys: Packed, values: Nullable, order: Int64s, size: int
     ) -> None:
-        """Append pairs in order, ``size`` bytes in all; pairs not ``valid`` are removals."""
+        """Append pairs in order, ``size`` bytes in all; pairs without a value are removals."""
         self._bytes += size
-        self._previous = keygroups.write_file(
-            self._writer, section.prefix, keys, values, valid, self._previous
+        self._previous = files.write_pairs(
+            self._writer, section.prefix, keys, values, order, self._previous
         )
 
     def finish(self) -> tuple[Family, Path]:
@@ -241,11 +239,9 @@ class _File:
         return self._family, self._path
 
 
-def _sortable(
-    changes: Iterator[Changed], pace: Pace
-) -> Iterator[tuple[Section, pa.Array, pa.Array]]:
+def _sortable(changes: Iterator[Changed], pace: Pace) -> Iterator[Changed]:
     """Yield the changes of one state together, up to the memory limit."""
-    held: list[tuple[pa.Array, pa.Array]] = []
+    held: list[tuple[Packed, Nullable]] = []
     of: Section | None = None
     size = 0
     for section, keys, values in changes:
@@ -253,25 +249,18 @@ def _sortable(
             yield of, *_joined(held)
             held, size = [], 0
         of = section
-        held.append((pa.array(keys, pa.binary()), pa.array(values, pa.binary())))
-        size += held[-1][0].nbytes + held[-1][1].nbytes
+        held.append((keys, values))
+        size += keys.data.nbytes + values.data.nbytes + 16 * len(keys)
         pace.rest()
     if of is not None and held:
         yield of, *_joined(held)
 
 
-def _joined(held: list[tuple[pa.Array, pa.Array]]) -> tuple[pa.Array, pa.Array]:
-    return (
-        pa.concat_arrays([keys for keys, _ in held]),
-        pa.concat_arrays([values for _, values in held]),
-    )
-
-
-def _cut(array: pa.Array) -> list[bytes]:
-    """Return the values of a binary array, empty where NULL."""
-    bounds = buffers.offsets(array).astype("int64")
-    out: list[bytes] = buffers.cut(buffers.data(array).tobytes(), buffers.view(bounds))
-    return out
+def _joined(held: list[tuple[Packed, Nullable]]) -> tuple[Packed, Nullable]:
+    keys, values = zip(*held, strict=True)
+    whole = packed.joined([some.packed for some in values])
+    valid = np.concatenate([some.valid for some in values])
+    return packed.joined(keys), Nullable(whole.data, whole.bounds, valid)
 
 
 def _chain(first: list[Changed], rest: Iterator[Changed]) -> Iterator[Changed]:

@@ -22,6 +22,7 @@ import rocksdict
 import structlog
 
 from headrace.errors import StateDamaged, TransientError
+from headrace.kernels.packed import Nullable, Packed
 from headrace.process import durable
 from headrace.state import columns, files, formats, layout
 from headrace.state.columns import Family, Memory, Section, StatePlace, reading, writing
@@ -30,7 +31,7 @@ from headrace.state.map import keygroups
 
 Meta = Mapping[bytes, bytes | None]
 """Small metadata to write; None deletes."""
-Changed = tuple[Section, list[bytes], list[bytes | None]]
+Changed = tuple[Section, Packed, Nullable]
 
 _log = structlog.get_logger(__name__)
 
@@ -168,7 +169,9 @@ class Disk:
         for section, keys, values in pairs:
             touched.add(section.family.name)
             # No variable for the handle: the traceback of an error would keep the database open.
-            keygroups.write_batch(batch, section.family.handle, section.prefix, keys, values)
+            keygroups.write_batch(
+                batch, section.family.handle, section.prefix, keys.strings(), values.strings()
+            )
         self._write(batch, touched, meta, sync=sync)
 
     def _write(self, batch: Any, touched: set[str], meta: Meta, *, sync: bool) -> None:

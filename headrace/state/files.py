@@ -14,7 +14,9 @@ import numpy as np
 import rocksdict
 
 from headrace.errors import StateDamaged
-from headrace.kernels import buffers
+from headrace.kernels import buffers, packed
+from headrace.kernels.buffers import Int64s
+from headrace.kernels.packed import Nullable, Packed
 from headrace.process import durable
 from headrace.state import columns, layout
 from headrace.state.loaded import Pieces
@@ -108,14 +110,32 @@ def write_run(path: Path, states: Mapping[str, Pieces], pack: PackWriter | None 
             if writer is None:
                 writer = rocksdict.SstFileWriter(columns.options(None))
                 writer.open(str(path))
-            valid = buffers.view(np.ones(len(keys), np.uint8))
-            last = keygroups.write_file(writer, prefix, keys, values, valid, last)
+            some, stored = packed.pack(keys), packed.all_valid(packed.pack(values))
+            last = write_pairs(writer, prefix, some, stored, np.arange(len(keys)), last)
             if pack is not None:
                 pack.add(state, keys, values)
             count += len(keys)
     if writer is not None:
         writer.finish()
     return count
+
+
+def write_pairs(
+    file: Any, prefix: bytes, keys: Packed, values: Nullable, order: Int64s, last: bytes
+) -> bytes:
+    """Append pairs to a sorted file (``keygroups.write_file``); return the last key."""
+    written: bytes = keygroups.write_file(
+        file,
+        prefix,
+        buffers.view(keys.data),
+        buffers.view(keys.bounds),
+        buffers.view(values.data),
+        buffers.view(values.bounds),
+        buffers.view(values.valid),
+        buffers.view(order),
+        last,
+    )
+    return written
 
 
 def set_aside(path: Path) -> Path:

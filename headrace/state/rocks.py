@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Final
 
 from headrace.errors import HeadraceError, StateDamaged
+from headrace.kernels import packed
 from headrace.state import checkpoint, columns, layout, warm_start
 from headrace.state.checkpoint import RocksCheckpoint
 from headrace.state.columns import Section
@@ -356,7 +357,7 @@ def _copy(disk: Disk, home: str, pack: Pack, keep: Callable[[str], bool] | None)
             continue
         section = place.section(state)
         for keys, values in pack.pieces(state):
-            disk.write([(section, keys, list(values))], {}, sync=False)
+            disk.write([(section, packed.pack(keys), packed.nullable(values))], {}, sync=False)
 
 
 def _pieces(section: Section) -> Pieces:

@@ -18,6 +18,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from headrace.collections.dataflow import Dataflow
 from headrace.errors import ContinuityLost, FencedError, PrerequisiteError, SinkTableError
 from headrace.expressions import ir
+from headrace.kernels import packed
 from headrace.planner import PlanRequest, plan
 from headrace.process import faults, rpc
 from headrace.process.memory_reservations import GRANT_BYTES_MIN
@@ -379,7 +380,8 @@ def test_states_that_a_dying_worker_did_not_drop(source, start, database):
     assert files.views()
     # Views whose marks were forgotten; one has its own column family.
     files.disk.own("v999")
-    files.disk.write([(files.disk.place("v998").section("s"), [b"k"], [b"v"])], {}, sync=True)
+    pair = packed.pack([b"k"]), packed.nullable([b"v"])
+    files.disk.write([(files.disk.place("v998").section("s"), *pair)], {}, sync=True)
     assert {998, 999} <= files.views()
     files.close()
     again = start()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -30,6 +30,10 @@ class SkipList(skiplist.SkipList):
 
     def add_many(self, keys: Sequence[bytes], deltas: Sequence[int], *base: Any) -> int:
         return super().add_many(_keys(keys), np.array(deltas, np.int64), *base)
+
+    def changes(self, snapshot: int) -> Iterator[tuple[list[bytes], list[bytes | None]]]:
+        for data, bounds, *values in super().changes(snapshot):
+            yield Packed(data, bounds).strings(), Nullable(*values).strings()
 
     def scan_many(self, prefixes: Sequence[bytes], base: Any) -> listed.Listed:
         return _rows(super().scan_many(_keys(prefixes), base))

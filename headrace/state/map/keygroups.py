@@ -227,25 +227,41 @@ def write_batch(
 def write_file(
     file: Any,
     prefix: bytes,
-    keys: list[bytes],
-    values: list[bytes],
+    keys: cython.const_uchar[::1],
+    key_bounds: cython.const_longlong[::1],
+    values: cython.const_uchar[::1],
+    bounds: cython.const_longlong[::1],
     valid: cython.const_uchar[::1],
+    order: cython.const_longlong[::1],
     previous: bytes,
 ) -> bytes:
-    """Append pairs to a sorted file, with ``prefix`` before keys; those not ``valid`` are removals.
+    """Append packed pairs to a sorted file in ``order``, with ``prefix`` before keys.
 
-    Keys ascend.  A key equal to the previous one (``previous`` before the first) is the same change
-    and is skipped.  Returns the last key, with the prefix.
+    Those not ``valid`` are removals.  The keys ascend in that order.  A key equal to the previous
+    one (``previous`` before the first) is the same change and is skipped.  Returns the last key,
+    with the prefix.
     """
     i: cython.Py_ssize_t
-    for i in range(len(keys)):
-        key: bytes = keys[i]
-        key = prefix + key
+    for i in range(len(order)):
+        k: cython.Py_ssize_t = order[i]
+        key: bytes = prefix + _string(keys, key_bounds[k], key_bounds[k + 1])
         if key == previous:
             continue
-        if valid[i]:
-            file[key] = values[i]
+        if valid[k]:
+            file[key] = _string(values, bounds[k], bounds[k + 1])
         else:
             del file[key]
         previous = key
     return previous
+
+
+@cython.cfunc
+def _string(
+    data: cython.const_uchar[::1], begin: cython.Py_ssize_t, end: cython.Py_ssize_t
+) -> bytes:
+    if not cython.compiled:
+        return bytes(data[begin:end])
+    if begin == end:
+        return b""
+    source: cython.p_const_char = cython.cast(cython.p_const_char, cython.address(data[0]))
+    return source[begin:end]

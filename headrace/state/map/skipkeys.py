@@ -12,7 +12,10 @@ This module works compiled only; its types are in skipkeys.pxd.
 
 from __future__ import annotations
 
+from typing import Any
+
 import cython
+import numpy as np
 from cython.cimports.headrace.kernels.hashes import fnv, group_of
 from cython.cimports.headrace.state.map.skiptypes import (
     BYTES_MAX,
@@ -107,9 +110,14 @@ class Keys:
     def __len__(self) -> int:
         return self.count
 
-    def positions(self) -> list[int]:
-        """Return the caller's position of each key, in order."""
-        return [self.order[i] for i in range(self.count)]
+    def positions(self) -> Any:
+        """Return an array of the caller's position of each key, in order."""
+        out = np.empty(self.count, np.int64)
+        places: cython.longlong[::1] = out
+        i: cython.size_t
+        for i in range(self.count):
+            places[i] = self.order[i]
+        return out
 
     def strings(self, positions: list[int]) -> list[bytes]:
         """Return the physical keys at the caller's ``positions``."""

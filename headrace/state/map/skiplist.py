@@ -58,7 +58,7 @@ from cython.cimports.libc.string import memcpy
 
 from headrace.errors import BugError
 
-Changed = tuple[list[bytes], list[bytes | None]]
+Changed = tuple[Any, ...]
 
 _LONGLONG_MAX = cython.declare(cython.longlong, 9223372036854775807)
 
@@ -403,28 +403,27 @@ class SkipList(Snapshots):
             self.mutex.release()
 
     def changes(self, snapshot: int) -> Iterator[Changed]:
-        """Yield (keys, values or None) of the snapshot's changes since the last ``retire``.
+        """Yield the snapshot's changes since the last ``retire``: packed keys and values.
 
-        Chunks are bounded and in no particular order.  After a failed checkpoint a key may come
+        That is data and bounds of the keys; data, bounds and validity of the values.  Chunks are bounded and in no particular order.  After a failed checkpoint a key may come
         twice, with the same value.  May run in another thread.
         """
         self._is_running(snapshot)
         position: int | None = 0
         while position is not None:
-            keys, values, position = self._changes(snapshot, position)
-            if keys:
-                yield keys, values
+            found, position = self._changes(snapshot, position)
+            if len(found[4]):
+                yield found
 
     def _changes(self, snapshot: cython.longlong, position: cython.size_t) -> tuple[Any, ...]:
-        """Return one chunk: (keys, values or None, next position or None)."""
+        """Return one chunk, and the next position or None."""
         page: Page = Page()
         result: cython.int
         count: cython.size_t = self.changing.count
         with cython.nogil:
             result = self._copy_changes(snapshot, cython.address(position), page)
         check(result)
-        keys, values = page.lists()
-        return keys, values, position if position < count else None
+        return page.packed(), position if position < count else None
 
     def _copy_changes(
         self, snapshot: cython.longlong, position: cython.pointer[cython.size_t], page: Page

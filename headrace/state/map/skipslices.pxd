@@ -33,6 +33,7 @@ cdef class Page:
     cdef bint add(self, Node *node, Value *value) noexcept nogil
     cdef bint full(self) noexcept nogil
     cdef tuple lists(self)
+    cdef tuple packed(self)
 
 
 cdef class Hits:

@@ -166,6 +166,38 @@ class Page:
         """Return whether the page is a whole chunk."""
         return self.count >= CHUNK_ENTRIES or self.used >= CHUNK_BYTES
 
+    def packed(self) -> tuple[Any, ...]:
+        """Return keys as data and bounds, and values as data, bounds and validity."""
+        key_bounds = np.zeros(self.count + 1, np.int64)
+        bounds = np.zeros(self.count + 1, np.int64)
+        valid = np.ones(self.count, np.uint8)
+        key_limits: cython.longlong[::1] = key_bounds
+        limits: cython.longlong[::1] = bounds
+        there: cython.uchar[::1] = valid
+        lengths = cython.declare(cython.uint[2])
+        i: cython.size_t
+        p: cython.pointer[cython.uchar] = self.data
+        for i in range(self.count):
+            memcpy(cython.address(lengths[0]), p, 8)
+            if lengths[1] & REMOVED:
+                there[i] = 0
+            lengths[1] &= BYTES_MAX
+            key_limits[i + 1] = key_limits[i] + lengths[0]
+            limits[i + 1] = limits[i] + lengths[1]
+            p += 8 + lengths[0] + lengths[1]
+        keys = np.empty(key_limits[self.count], np.uint8)
+        values = np.empty(limits[self.count], np.uint8)
+        key_out: cython.uchar[::1] = keys
+        out: cython.uchar[::1] = values
+        p = self.data
+        for i in range(self.count):
+            lengths[0] = key_limits[i + 1] - key_limits[i]
+            lengths[1] = limits[i + 1] - limits[i]
+            memcpy(cython.address(key_out[0]) + key_limits[i], p + 8, lengths[0])
+            memcpy(cython.address(out[0]) + limits[i], p + 8 + lengths[0], lengths[1])
+            p += 8 + lengths[0] + lengths[1]
+        return keys, key_bounds, values, bounds, valid
+
     def lists(self) -> tuple[Any, ...]:
         """Return (keys, values or None for removed)."""
         keys: list[Any] = []
