@@ -231,12 +231,19 @@ class NumericSum(Accumulator):
     def gather(self, slot_count: int) -> None:
         """See ``Accumulator``."""
         seldom = self._seldom
+        plain = not seldom and not any(one.used for one in self._special)
+        if plain and len(self._scales) == 1:
+            [(scale, (counts, sums))] = self._scales.items()
+            found = counts.take(slot_count), sums.take(slot_count)
+            self._gathered = aggregate.of_one_scale(scale, *found)
+            self._reset()
+            return
         special = [one.take(slot_count) for one in self._special]
         out = [[0, *counts] for counts in zip(*special, strict=True)]
         for scale in sorted(self._scales):
             counts, sums = self._scales[scale]
-            found = zip(counts.take(slot_count), sums.take(slot_count), strict=True)
-            for slot, (count, total) in enumerate(found):
+            pairs = zip(counts.take(slot_count), sums.take(slot_count), strict=True)
+            for slot, (count, total) in enumerate(pairs):
                 if count or total:
                     # One entry per scale, with the values too big for the fast path.
                     more = seldom.pop((slot, scale), (0, 0))

@@ -30,7 +30,8 @@ Floats = npt.NDArray[np.float64]
 FLOAT_UNIT_BITS: Final = 1152
 """Sums of floats are in units of 2**-1152 (the least double is 2**-1074)."""
 _VERSION: Final = 1
-_FIRST: Final = bytes((_VERSION,))
+_SMALL: Final = 2**55
+"""Integers below it, and above its negative, take at most seven bytes."""
 _INT8_MIN, _INT8_MAX = -(2**63), 2**63 - 1
 _NAN, _INFINITY = float("nan"), float("inf")
 
@@ -49,6 +50,11 @@ class IntSums:
         self._high = np.zeros(0, np.int64)
         self._weights = 0.0
         self._folded: dict[int, int] = {}
+
+    @property
+    def used(self) -> bool:
+        """Whether something was added."""
+        return len(self._low) > 0 or len(self._folded) > 0
 
     def add(self, slots: Int64s, values: Int64s, weights: Int64s, slot_count: int) -> None:
         """Add ``values[i] * weights[i]`` to slot ``slots[i]``; all slots < ``slot_count``."""
@@ -165,32 +171,58 @@ def _add_split(
 
 def encode_numbers(numbers: Sequence[int]) -> bytes:
     """Encode integers of any size: their number, then length and bytes of each."""
-    parts = [_sized(len(numbers))]
-    for number in numbers:
-        if number == 0:
-            parts.append(b"\0")
+    out: bytearray = bytearray()
+    _append_numbers(out, list(numbers))
+    return bytes(out)
+
+
+@cython.cfunc
+def _append_numbers(out: bytearray, numbers: list[int]) -> None:
+    i: cython.Py_ssize_t
+    k: cython.Py_ssize_t
+    _append_size(out, len(numbers))
+    for i in range(len(numbers)):
+        number = numbers[i]
+        if not -_SMALL < number < _SMALL:
+            size: cython.Py_ssize_t = (number.bit_length() >> 3) + 1
+            _append_size(out, size)
+            out += number.to_bytes(size, "little", signed=True)
             continue
-        size: cython.Py_ssize_t = (number.bit_length() >> 3) + 1
-        parts.append(_sized(size))
-        parts.append(number.to_bytes(size, "little", signed=True))
-    return b"".join(parts)
+        value: cython.longlong = number
+        if value == 0:
+            out.append(0)
+            continue
+        magnitude: cython.longlong = -value if value < 0 else value
+        limit: cython.longlong = 128
+        size = 1
+        while magnitude >= limit:
+            size += 1
+            limit <<= 8
+        out.append(size)
+        for k in range(size):
+            out.append((value >> (8 * k)) & 255)
 
 
-def _sized(size: int) -> bytes:
+@cython.cfunc
+def _append_size(out: bytearray, size: cython.Py_ssize_t) -> None:
     if size < 255:
-        return bytes((size,))
-    return b"\xff" + size.to_bytes(4, "little")
+        out.append(size)
+    else:
+        out.append(255)
+        out += size.to_bytes(4, "little")
 
 
 def decode_numbers(data: bytes, at: cython.Py_ssize_t) -> tuple[list[int], int]:
     """Decode the output of ``encode_numbers`` at ``at``; also return the position after it."""
     i: cython.Py_ssize_t
+    k: cython.Py_ssize_t
     out = []
     count: cython.Py_ssize_t = 0
+    source: cython.p_const_uchar = data
     for i in range(-1, 2**31 - 1):
         if i >= count:
             break
-        size: cython.Py_ssize_t = data[at]
+        size: cython.Py_ssize_t = source[at]
         at += 1
         if size == 255:
             size = int.from_bytes(data[at : at + 4], "little")
@@ -199,6 +231,16 @@ def decode_numbers(data: bytes, at: cython.Py_ssize_t) -> tuple[list[int], int]:
             count = size
         elif size == 0:
             out.append(0)
+        elif size < 8:
+            value: cython.longlong = 0
+            for k in range(size):
+                byte: cython.longlong = source[at + k]
+                value |= byte << (8 * k)
+            if source[at + size - 1] >= 128:
+                limit: cython.longlong = 1
+                value -= limit << (8 * size)
+            out.append(value)
+            at += size
         else:
             out.append(int.from_bytes(data[at : at + size], "little", signed=True))
             at += size
@@ -243,11 +285,17 @@ def decode_groups(values: Nullable) -> tuple[list[Numbers], Nullable, Nullable]:
 
 def encode_groups(numbers: Sequence[Numbers], key_rows: Packed, results: Nullable) -> Nullable:
     """Encode state values for ``decode_groups``; a group without a result row has None."""
-    sizes = np.diff(key_rows.bounds).tolist()
-    heads = [
-        _FIRST + encode_numbers([*own, size]) for own, size in zip(numbers, sizes, strict=True)
-    ]
-    found = packed.appended(packed.appended(packed.pack(heads), key_rows), results.packed)
+    i: cython.Py_ssize_t
+    limits: cython.const_longlong[::1] = buffers.view(key_rows.bounds)
+    bounds = np.zeros(len(key_rows) + 1, np.int64)
+    ends: cython.longlong[::1] = buffers.view(bounds)
+    out: bytearray = bytearray()
+    for i in range(len(key_rows)):
+        out.append(_VERSION)
+        _append_numbers(out, [*numbers[i], limits[i + 1] - limits[i]])
+        ends[i + 1] = len(out)
+    heads = Packed(np.frombuffer(out, np.uint8), bounds)
+    found = packed.appended(packed.appended(heads, key_rows), results.packed)
     return Nullable(found.data, found.bounds, results.valid)
 
 
@@ -373,6 +421,18 @@ def _average(total: int, scale: int, count: int) -> str:
     return decimals.write(quotient)
 
 
+def of_one_scale(scale: int, counts: list[int], sums: list[int]) -> list[Numbers]:
+    """Return the changes for ``advance_numerics`` if all values of a txid have one scale."""
+    i: cython.Py_ssize_t
+    out: list[Numbers] = []
+    for i in range(len(counts)):
+        if counts[i] or sums[i]:
+            out.append([0, 0, 0, 0, scale, counts[i], sums[i]])
+        else:
+            out.append([0, 0, 0, 0])
+    return out
+
+
 def advance_numerics(
     olds: list[Numbers], at: list[int], gathered: list[Numbers], news: list[Numbers], average: bool
 ) -> list[str | None]:
@@ -387,6 +447,12 @@ def advance_numerics(
     for i in range(len(gathered)):
         new: list[int] = gathered[i]
         old: list[int] = olds[i]
+        if _is_plain(new, 0, len(new)) and (
+            not old
+            or (_is_plain(old, at[i], at[i] + 4 + 3 * old[at[i]]) and old[at[i] + 4] == new[4])
+        ):
+            out.append(_advance_plain(old, at, i, new, news[i], average))
+            continue
         nans, plus, minus = new[1], new[2], new[3]
         entries = {}
         for k in range(4, len(new), 3):
@@ -403,6 +469,42 @@ def advance_numerics(
             raise NegativeError
         out.append(_advance_numeric(news[i], entries, nans, plus, minus, average=average))
     return out
+
+
+@cython.cfunc
+@cython.exceptval(-1, check=False)
+def _is_plain(numbers: list[int], begin: cython.Py_ssize_t, end: cython.Py_ssize_t) -> cython.bint:
+    """Return whether the numbers are of one scale, and none is a NaN or infinite."""
+    if end - begin != 7:
+        return False
+    return not numbers[begin + 1] and not numbers[begin + 2] and not numbers[begin + 3]
+
+
+@cython.cfunc
+def _advance_plain(
+    old: list[int],
+    at: list[int],
+    i: cython.Py_ssize_t,
+    new: list[int],
+    merged: list[int],
+    average: cython.bint,
+) -> str | None:
+    """Merge numbers of the same only scale; as ``_advance_numeric`` does."""
+    scale, count, total = new[4], new[5], new[6]
+    if old:
+        p: cython.Py_ssize_t = at[i]
+        at[i] = p + 7
+        count = count + old[p + 5]
+        total = total + old[p + 6]
+    if count < 0 or (count == 0 and total != 0):
+        raise NegativeError
+    if count == 0:
+        merged += (0, 0, 0, 0)
+        return None
+    merged += (1, 0, 0, 0, scale, count, total)
+    if average:
+        return _average(total, scale, count)
+    return decimals.write((decimals.SMALL, total, scale))
 
 
 def _advance_numeric(

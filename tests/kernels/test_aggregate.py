@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from decimal import Decimal, localcontext
 from fractions import Fraction
 
 import numpy as np
@@ -104,3 +105,51 @@ def test_groups_are_decoded_as_encoded(groups):
     assert found == [numbers if r is not None else [] for numbers, _, r in groups]
     assert keys.strings() == [key if r is not None else None for _, key, r in groups]
     assert results.strings() == [r for *_, r in groups]
+
+
+SCALED = st.tuples(st.integers(0, 2), st.sampled_from([1, 2, 2, 2]), st.integers(-(10**20), 10**20))
+
+
+@given(st.lists(st.lists(st.tuples(SCALED, st.booleans()), max_size=5), max_size=5), st.booleans())
+def test_sums_of_numerics_are_those_of_decimals(txids, average):
+    there: list[tuple[int, int, int]] = []
+    olds: list[list[int]] = [[] for _ in range(3)]
+    for chosen in txids:
+        changes: dict[tuple[int, int], list[int]] = {}
+        for value, goes in chosen:
+            if goes and value not in there:
+                continue
+            _ = there.remove(value) if goes else there.append(value)
+            group, scale, mantissa = value
+            change = changes.setdefault((group, scale), [0, 0])
+            change[0] += -1 if goes else 1
+            change[1] += -mantissa if goes else mantissa
+        gathered: list[list[int]] = [[0, 0, 0, 0] for _ in range(3)]
+        for (group, scale), change in sorted(changes.items()):
+            gathered[group] += [scale, *change]
+        news: list[list[int]] = [[] for _ in range(3)]
+        found = aggregate.advance_numerics(olds, [0] * 3, gathered, news, average)
+        olds = news
+        for group in range(3):
+            values = [(scale, mantissa) for g, scale, mantissa in there if g == group]
+            assert news[group][0] == len({scale for scale, _ in values})
+            if not values:
+                assert found[group] is None
+                continue
+            with localcontext() as context:
+                context.prec = 80
+                exact = sum(Decimal(mantissa).scaleb(-scale) for scale, mantissa in values)
+                assert exact is not None and found[group] is not None
+                if average:
+                    error = abs(Decimal(found[group]) - exact / len(values))
+                    assert error <= Decimal(1).scaleb(-10) or error <= abs(exact).scaleb(-15)
+                else:
+                    scale = max(scale for scale, _ in values)
+                    assert found[group] == f"{exact:.{scale}f}".replace("-0.00", "0.00")
+
+
+@given(st.lists(st.tuples(st.integers(-2, 2), st.integers(-(2**70), 2**70))))
+def test_changes_of_one_scale_are_listed_where_there_are_some(changes):
+    counts, sums = [count for count, _ in changes], [total for _, total in changes]
+    wanted = [[0, 0, 0, 0, 2, *pair] if any(pair) else [0, 0, 0, 0] for pair in changes]
+    assert aggregate.of_one_scale(2, counts, sums) == wanted
