@@ -234,7 +234,7 @@ class Reduce(Collection):
     def _diffs(
         self, key_rows: Packed, old_rows: Nullable, new_rows: Nullable
     ) -> list[pa.RecordBatch]:
-        groups, numbers = aggregate.turned(old_rows, new_rows)
+        groups, numbers, weights = aggregate.turned(old_rows, new_rows)
         if not len(groups):
             return []
         columns: list[pa.Array] = []
@@ -243,7 +243,6 @@ class Reduce(Collection):
         if self._result_types:
             results = packed.take_two(old_rows.packed, new_rows.packed, numbers)
             columns += rows.decode_rows(results, self._result_types)
-        weights = np.where(numbers < len(key_rows), -1, 1)
         return cut(diff_batch(self.schema, columns, pa.array(weights)))
 
 

@@ -233,22 +233,22 @@ class Source(Collection):
         if ops.unchanged is not None:
             values = self._fill(ops, ops.unchanged, before)
         new_rows = encode(values, count)
-        partial = self._wanted is not None
-        after, bad, why = source.replay(ops.ops, slots.olds, slots.news, before.valid, partial)
-        if why:
-            raise self._misfit(int(ops.ops[bad]), missing=why == source.MISSING)
         wanted = None
         if self._wanted is not None:
             wanted = buffers.values(_mask(self._wanted, values, count))
-        went, came, changed, stored = source.changes(before, after, new_rows, wanted)
-        self._state.put_many(slots.keys.take(changed), packed.take_nullable(new_rows, stored))
+        places, partial = (slots.olds, slots.news), wanted is not None
+        effect = source.replay(ops.ops, places, before, new_rows, wanted, partial)
+        if effect.why:
+            raise self._misfit(int(ops.ops[effect.wrong]), missing=effect.why == source.MISSING)
+        stored = packed.take_nullable(new_rows, effect.stored)
+        self._state.put_many(slots.keys.take(effect.slots), stored)
         new, size = values, count
-        if came is not None:
-            index, size = pa.array(came), len(came)
+        if effect.came is not None:
+            index, size = pa.array(effect.came), len(effect.came)
             new = [column.take(index) for column in values] if size else []
         if not values:
-            return self._emit(packed.empty(0), [], size - len(went))
-        return self._emit(before.packed.take(went), new, size)
+            return self._emit(packed.empty(0), [], size - len(effect.went))
+        return self._emit(before.packed.take(effect.went), new, size)
 
     def _fill(self, ops: _Ops, unchanged: np.ndarray, before: Nullable) -> list[pa.Array]:
         """Return the values with unchanged TOAST values filled in from the stored rows."""

@@ -299,12 +299,13 @@ def encode_groups(numbers: Sequence[Numbers], key_rows: Packed, results: Nullabl
     return Nullable(found.data, found.bounds, results.valid)
 
 
-def turned(olds: Nullable, news: Nullable) -> tuple[Int64s, Int64s]:
+def turned(olds: Nullable, news: Nullable) -> tuple[Int64s, Int64s, Int64s]:
     """Return the group of each old row that disappears and new one that appears, by group.
 
-    Then follow the numbers of these rows, where new rows follow the old ones.
+    Then follow the numbers of these rows, where new rows follow the old ones, and their weights.
     """
     groups, numbers = np.empty(2 * len(olds), np.int64), np.empty(2 * len(olds), np.int64)
+    weights = np.empty(2 * len(olds), np.int64)
     count = _turned(
         buffers.view(olds.data),
         buffers.view(olds.bounds),
@@ -314,8 +315,9 @@ def turned(olds: Nullable, news: Nullable) -> tuple[Int64s, Int64s]:
         buffers.view(news.valid),
         buffers.view(groups),
         buffers.view(numbers),
+        buffers.view(weights),
     )
-    return groups[:count], numbers[:count]
+    return groups[:count], numbers[:count], weights[:count]
 
 
 @cython.cfunc
@@ -329,6 +331,7 @@ def _turned(
     new_valid: cython.const_uchar[::1],
     groups: cython.longlong[::1],
     numbers: cython.longlong[::1],
+    weights: cython.longlong[::1],
 ) -> cython.Py_ssize_t:
     i: cython.Py_ssize_t
     count: cython.Py_ssize_t = 0
@@ -339,10 +342,12 @@ def _turned(
         if old_valid[i]:
             groups[count] = i
             numbers[count] = i
+            weights[count] = -1
             count += 1
         if new_valid[i]:
             groups[count] = i
             numbers[count] = total + i
+            weights[count] = 1
             count += 1
     return count
 

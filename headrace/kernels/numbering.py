@@ -24,6 +24,7 @@ else:
 _SEED = cython.declare(cython.ulonglong, hash(b"numbering") & 0x7FFFFFFFFFFFFFFF)
 _FACTOR = cython.declare(cython.ulonglong, 0x9FB21C651E98DF25)
 _TABLE_MIN = 16
+_FEW = 8
 _MAX = cython.declare(cython.longlong, 9223372036854775807)
 _FIRST = np.zeros(1, np.int64)
 _FIRST.flags.writeable = False
@@ -35,7 +36,7 @@ class Numbering:
 
     def __init__(self) -> None:
         self._held: Packed | None = None
-        """The only string so far, which is not in the table yet."""
+        """The strings of the first call if they are few, which are not in the table yet."""
         self._count = 0
         self._data = np.zeros(0, np.uint8)
         self._bounds = np.zeros(1, np.int64)
@@ -44,7 +45,7 @@ class Numbering:
         """Per place of the hash table a number plus one; 0: free."""
 
     def __len__(self) -> int:
-        return self._count if self._held is None else 1
+        return self._count if self._held is None else len(self._held)
 
     def add(self, some: Packed) -> tuple[Int64s, Int64s]:
         """Return the number of each string, and the positions of those that are new, in order."""
@@ -52,10 +53,26 @@ class Numbering:
         if self._held is not None:
             held, self._held = self._held, None
             self._add(held)
-        elif count == 1 and self._count == 0:
-            self._held = some  # most small batches are of one row
-            return _FIRST, _FIRST
+        elif count <= _FEW and self._count == 0:
+            return self._hold(some)
         return self._add(some)
+
+    def _hold(self, some: Packed) -> tuple[Int64s, Int64s]:
+        """Assign numbers to a few strings without a table: most batches have one row or two."""
+        count = len(some)
+        if count <= 1:
+            self._held = some if count else None
+            return _FIRST[:count], _FIRST[:count]
+        ids, firsts = np.empty(count, np.int64), np.empty(count, np.int64)
+        new = _number_few(
+            buffers.view(some.data),
+            buffers.view(some.bounds),
+            buffers.view(ids),
+            buffers.view(firsts),
+        )
+        firsts = firsts[:new]
+        self._held = some if new == count else some.take(firsts)
+        return ids, firsts
 
     def strings(self) -> Packed:
         """Return the distinct strings in the order of their numbers."""
@@ -185,6 +202,30 @@ def _hash(
         h ^= h >> 29
     h *= _FACTOR
     return h ^ (h >> 32)
+
+
+@cython.cfunc
+@cython.exceptval(check=False)
+def _number_few(
+    data: cython.const_uchar[::1],
+    bounds: cython.const_longlong[::1],
+    ids: cython.longlong[::1],
+    firsts: cython.longlong[::1],
+) -> cython.Py_ssize_t:
+    """Compare each string with all before it; return how many are distinct."""
+    i: cython.Py_ssize_t
+    k: cython.Py_ssize_t
+    new: cython.Py_ssize_t = 0
+    for i in range(len(ids)):
+        for k in range(new):
+            if same(data, bounds, firsts[k], data, bounds, i):
+                ids[i] = k
+                break
+        else:
+            ids[i] = new
+            firsts[new] = i
+            new += 1
+    return new
 
 
 @cython.cfunc

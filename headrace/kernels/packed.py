@@ -162,6 +162,8 @@ def fixed(numbers: npt.NDArray[Any]) -> Packed:
 
 def spans(data: Bytes, starts: Int64s, ends: Int64s) -> Packed:
     """Return the strings of ``data`` between ``starts`` and ``ends``, each inside of it."""
+    if len(starts) == 1:
+        return Packed(data, np.array((starts[0], ends[0])))
     bounds = np.empty(len(starts) + 1, np.int64)
     firsts, limits = buffers.view(starts), buffers.view(bounds)
     out = np.empty(_lengths(firsts, buffers.view(ends), limits), np.uint8)

@@ -6,6 +6,8 @@ A key is a number, its *slot*; -1 stands for no key.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import cython
 import numpy as np
 import numpy.typing as npt
@@ -27,11 +29,6 @@ TRUNCATE = 3
 Ops = npt.NDArray[np.int8]
 
 _NO_FLAGS = np.zeros(0, np.uint8)
-
-NO_ROW = -1
-"""``after`` of a key that has no row any more."""
-UNTOUCHED = -2
-"""``after`` of a key whose row is unchanged."""
 
 MISSING = 1
 """The row to change or delete does not exist."""
@@ -59,56 +56,57 @@ def keyless(ops: Ops, olds: Int64s, news: Int64s) -> bool:
     return bool(_keyless(buffers.view(ops), buffers.view(olds), buffers.view(news)))
 
 
+@dataclass(slots=True)
+class Effect:
+    """The effect of a replay on the stored rows, of which unchanged ones are left out."""
+
+    went: Int64s
+    """Slots of the removed rows."""
+    came: Int64s | None
+    """Numbers of the added rows among the new ones; None: all, in order."""
+    slots: Int64s
+    """Slots whose row changes."""
+    stored: Int64s
+    """Numbers of the rows to store for them; -1 deletes."""
+    wrong: int
+    """Position of the first wrong op, to which ``why`` applies; -1: none."""
+    why: int
+    """Error of the wrong op (``MISSING``, ``PRESENT``); 0: none."""
+
+
 def replay(
-    ops: Ops, olds: Int64s, news: Int64s, present: Bytes, partial: bool
-) -> tuple[Int64s, int, int]:
+    ops: Ops,
+    slots: tuple[Int64s, Int64s],
+    before: Nullable,
+    rows: Packed,
+    wanted: Bytes | None,
+    partial: bool,
+) -> Effect:
     """Replay ops in order.
 
-    ``present`` flags slots with a row before.  With ``partial`` only some rows are known, so none
-    counts as missing.  Returns, per slot, the op whose new row the key has afterwards (or
-    ``NO_ROW``, ``UNTOUCHED``).  Then follow the position of the first wrong op and its error
-    (``MISSING``, ``PRESENT``); -1 and 0 if there is none.
+    ``slots``: those of old and of new rows.  ``before``: the stored rows.  ``rows``: the new rows
+    of the ops; only the ``wanted`` ones are stored (None: all).  With ``partial`` only some rows
+    are known, so none counts as missing.
     """
-    after = np.full(len(present), UNTOUCHED, np.int64)
-    there = np.array(present, np.uint8)
-    wrong, why = _replay(
+    count = len(before)
+    # Outputs and scratch: one part of the array for each.
+    parts = np.empty(6 * count, np.int64)
+    size, gone, new, in_order, wrong, why = _replay(
         buffers.view(ops),
-        buffers.view(olds),
-        buffers.view(news),
-        buffers.view(there),
-        partial,
-        buffers.view(after),
-    )
-    return after, wrong, why
-
-
-def changes(
-    before: Nullable, after: Int64s, rows: Packed, wanted: Bytes | None
-) -> tuple[Int64s, Int64s | None, Int64s, Int64s]:
-    """Return the effect of a replay on the stored rows.
-
-    ``rows`` are the new rows of the ops; only the ``wanted`` ones are stored (None: all).  Returns
-    the slots of the removed rows, the numbers in ``rows`` of the added ones (None: all, in order),
-    and the slots whose row changes with the number of the row to store (-1 deletes).
-    """
-    count = len(after)
-    went, came = np.empty(count, np.int64), np.empty(count, np.int64)
-    slots, stored = np.empty(count, np.int64), np.empty(count, np.int64)
-    size, gone, new, in_order = _changes(
+        buffers.view(slots[0]),
+        buffers.view(slots[1]),
         buffers.view(before.data),
         buffers.view(before.bounds),
         buffers.view(before.valid),
-        buffers.view(after),
         buffers.view(rows.data),
         buffers.view(rows.bounds),
         buffers.view(_NO_FLAGS if wanted is None else wanted),
-        buffers.view(went),
-        buffers.view(came),
-        buffers.view(slots),
-        buffers.view(stored),
+        partial,
+        buffers.view(parts),
     )
-    chosen = None if in_order and new == len(rows) else came[:new]
-    return went[:gone], chosen, slots[:size], stored[:size]
+    came = None if in_order and new == len(rows) else parts[count : count + new]
+    changed, stored = parts[2 * count : 2 * count + size], parts[3 * count : 3 * count + size]
+    return Effect(parts[:gone], came, changed, stored, wrong, why)
 
 
 @cython.cfunc
@@ -165,66 +163,61 @@ def _replay(
     ops: cython.const_schar[::1],
     olds: cython.const_longlong[::1],
     news: cython.const_longlong[::1],
-    there: cython.uchar[::1],
-    partial: cython.bint,
-    after: cython.longlong[::1],
-) -> tuple[int, int]:
-    i: cython.Py_ssize_t
-    slot: cython.longlong
-    for i in range(len(ops)):
-        if ops[i] != 0:
-            slot = olds[i] if olds[i] >= 0 else news[i]
-            if not there[slot] and not partial:
-                return i, MISSING
-            there[slot] = 0
-            after[slot] = -1
-        if ops[i] != 2:
-            slot = news[i]
-            if there[slot]:
-                return i, PRESENT
-            there[slot] = 1
-            after[slot] = i
-    return -1, 0
-
-
-@cython.cfunc
-def _changes(
     data: cython.const_uchar[::1],
     bounds: cython.const_longlong[::1],
-    there: cython.const_uchar[::1],
-    after: cython.const_longlong[::1],
+    valid: cython.const_uchar[::1],
     rows: cython.const_uchar[::1],
     limits: cython.const_longlong[::1],
     wanted: cython.const_uchar[::1],
-    went: cython.longlong[::1],
-    came: cython.longlong[::1],
-    slots: cython.longlong[::1],
-    stored: cython.longlong[::1],
-) -> tuple[int, int, int, bool]:
-    slot: cython.Py_ssize_t
+    partial: cython.bint,
+    parts: cython.longlong[::1],
+) -> tuple[int, int, int, bool, int, int]:
+    """Fill ``parts``: went, came, slots, stored, then per slot the last op and whether a row is."""
+    i: cython.Py_ssize_t
+    slot: cython.longlong
+    at: cython.longlong
+    count: cython.Py_ssize_t = len(valid)
     some: cython.bint = len(wanted) > 0
+    last: cython.Py_ssize_t = 4 * count
+    there: cython.Py_ssize_t = 5 * count
     size: cython.Py_ssize_t = 0
     gone: cython.Py_ssize_t = 0
     new: cython.Py_ssize_t = 0
     in_order: cython.bint = True
-    for slot in range(len(after)):
-        at: cython.longlong = after[slot]
+    for i in range(count):
+        parts[last + i] = -2
+        parts[there + i] = valid[i]
+    for i in range(len(ops)):
+        if ops[i] != 0:
+            slot = olds[i] if olds[i] >= 0 else news[i]
+            if not parts[there + slot] and not partial:
+                return 0, 0, 0, False, i, MISSING
+            parts[there + slot] = 0
+            parts[last + slot] = -1
+        if ops[i] != 2:
+            slot = news[i]
+            if parts[there + slot]:
+                return 0, 0, 0, False, i, PRESENT
+            parts[there + slot] = 1
+            parts[last + slot] = i
+    for i in range(count):
+        at = parts[last + i]
         if at == -2:
             continue
         if at >= 0 and some and not wanted[at]:
             at = -1
-        if at < 0 and not there[slot]:
+        if at < 0 and not valid[i]:
             continue
-        if at >= 0 and there[slot] and same(data, bounds, slot, rows, limits, at):
+        if at >= 0 and valid[i] and same(data, bounds, i, rows, limits, at):
             continue
-        if there[slot]:
-            went[gone] = slot
+        if valid[i]:
+            parts[gone] = i
             gone += 1
         if at >= 0:
             in_order = in_order and at == new
-            came[new] = at
+            parts[count + new] = at
             new += 1
-        slots[size] = slot
-        stored[size] = at
+        parts[2 * count + size] = i
+        parts[3 * count + size] = at
         size += 1
-    return size, gone, new, in_order
+    return size, gone, new, in_order, -1, 0

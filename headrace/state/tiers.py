@@ -92,6 +92,8 @@ class Tier:
 
     def scan(self, keys: Keys) -> Scanned:
         """Return (position, rest of the key, weight) of every entry under each key."""
+        if not self.spilled:
+            return _scanned(self.map.scan_many(keys, None))
         with reading(self.name):
             return _scanned(self.map.scan_many(keys, self._base()))
 
@@ -102,6 +104,8 @@ class Tier:
 
     def extreme(self, keys: Keys, *, last: bool, bounded: bool = False) -> Nullable:
         """Return the first or last rest of an entry under each key (before the key's rest)."""
+        if not self.spilled:
+            return Nullable(*self.map.extreme_many(keys, last, bounded, None))
         with reading(self.name):
             return Nullable(*self.map.extreme_many(keys, last, bounded, self._base()))
 

@@ -80,14 +80,14 @@ ROW = st.none() | st.sampled_from([b"", b"a", b"a\0", b"b"])
 def test_rows_that_changed_are_listed_old_before_new(pairs):
     olds, news = [old for old, _ in pairs], [new for _, new in pairs]
     wanted = [
-        (group, number)
+        (group, number, weight)
         for group, (old, new) in enumerate(pairs)
         if old != new
-        for number, row in ((group, old), (group + len(pairs), new))
+        for number, row, weight in ((group, old, -1), (group + len(pairs), new, 1))
         if row is not None
     ]
-    groups, numbers = aggregate.turned(packed.nullable(olds), packed.nullable(news))
-    assert list(zip(groups.tolist(), numbers.tolist(), strict=True)) == wanted
+    found = aggregate.turned(packed.nullable(olds), packed.nullable(news))
+    assert list(zip(*(part.tolist() for part in found), strict=True)) == wanted
 
 
 NUMBERS = st.lists(st.one_of(st.integers(-3, 3), st.integers(-(2**70), 2**70)), max_size=4)
