@@ -120,7 +120,7 @@ class Extreme(RetainedValues):
 
 
 _NULL_ROW: Final = b"\x01"
-"""Encoding of one NULL by ``kernels.rows.encode_rows``."""
+"""Encoding of one NULL by ``kernels.rows.pack_rows``."""
 
 
 class Single(RetainedValues):

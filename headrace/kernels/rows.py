@@ -31,16 +31,10 @@ else:
 __all__ = [
     "decode_rows",
     "encode_keys",
-    "encode_rows",
     "pack_keys",
     "pack_rows",
     "whole",
 ]
-
-
-def encode_rows(columns: Sequence[pa.Array]) -> list[bytes]:
-    """Return the rows of ``pack_rows`` one by one."""
-    return pack_rows(columns).strings()
 
 
 def pack_rows(columns: Sequence[pa.Array]) -> Packed:

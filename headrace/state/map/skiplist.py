@@ -405,8 +405,9 @@ class SkipList(Snapshots):
     def changes(self, snapshot: int) -> Iterator[Changed]:
         """Yield the snapshot's changes since the last ``retire``: packed keys and values.
 
-        That is data and bounds of the keys; data, bounds and validity of the values.  Chunks are bounded and in no particular order.  After a failed checkpoint a key may come
-        twice, with the same value.  May run in another thread.
+        That is data and bounds of the keys; data, bounds and validity of the values.  Chunks are
+        bounded and in no particular order.  After a failed checkpoint a key may come twice, with
+        the same value.  May run in another thread.
         """
         self._is_running(snapshot)
         position: int | None = 0
