@@ -30,7 +30,7 @@ _NO_BYTES = np.zeros(0, np.uint8)
 class Packed:
     """Consecutive byte strings; number i is between ``bounds[i]`` and ``bounds[i + 1]``.
 
-    Whoever has made one does not change it.
+    Its arrays are never changed.
     """
 
     data: Bytes
