@@ -14,6 +14,7 @@ from headrace.errors import ContinuityLost, HeadraceError, StateDamaged
 from headrace.state.rocks import RocksDatabase
 from tests.compared import differs, status_of
 from tests.runtime.harness import Running, copy_state, create_view, settle, source_plan
+from tests.state.lists import listed_index, listed_map
 from tests.waiting import wait_until
 
 ROUNDS = 4
@@ -38,9 +39,9 @@ def fill(path) -> None:
         stamp = str(number).encode()
         keys = [b"k%05d" % i for i in range(KEYS)]
         store.begin(number + 1)
-        store.map("m").put_many(keys, [stamp] * KEYS)
+        listed_map(store, "m").put_many(keys, [stamp] * KEYS)
         # Round n adds one row under every key: each key has n + 1 rows.
-        store.index("i").add_many(keys, [stamp] * KEYS, [1] * KEYS)
+        listed_index(store, "i").add_many(keys, [stamp] * KEYS, [1] * KEYS)
         store.commit(number + 1)
         checkpoint = database.begin_checkpoint([(store, number + 1)], {b"stamp": stamp})
         checkpoint.write(sync=True)
@@ -61,11 +62,11 @@ def read(path) -> int:
         stamp = database.get_meta(b"stamp")
         store = database.view(1)
         keys = [b"k%05d" % i for i in range(KEYS)]
-        values = store.map("m").get_many(keys)
-        pairs = [p for part in store.map("m").scan() for p in zip(*part, strict=True)]
-        positions, rows, weights = store.index("i").scan_many(keys)
-        greatest = store.index("i").extreme_many(keys, last=True)
-        least = store.index("i").extreme_many(keys, last=False)
+        values = listed_map(store, "m").get_many(keys)
+        pairs = [p for part in listed_map(store, "m").scan() for p in zip(*part, strict=True)]
+        positions, rows, weights = listed_index(store, "i").scan_many(keys)
+        greatest = listed_index(store, "i").extreme_many(keys, last=True)
+        least = listed_index(store, "i").extreme_many(keys, last=False)
         del store
     finally:
         database.close()
@@ -179,7 +180,7 @@ def test_files_deleted_under_an_open_database(tmp_path):
     def write() -> None:
         for number in range(1, 10):
             store.begin(number)
-            store.map("m").put_many([b"k"], [b"v"])
+            listed_map(store, "m").put_many([b"k"], [b"v"])
             store.commit(number)
             checkpoint = database.begin_checkpoint([(store, number)], {b"n": b"1"})
             checkpoint.write(sync=True)
