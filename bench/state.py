@@ -7,13 +7,15 @@ import shutil
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from pathlib import Path
 from typing import Any, ClassVar
 
 import rocksdict
 
 from bench.scenario import Figures, Options, Scenario
+from headrace.kernels import packed
+from headrace.kernels.packed import Packed
 from headrace.state.regulator import Spill
 from headrace.state.rocks import RocksDatabase, RocksStore
 
@@ -69,7 +71,12 @@ def _batches(keys: list[bytes]) -> Iterator[list[bytes]]:
         yield sorted(keys[start : start + _BATCH])
 
 
-def _rate(batches: list[list[bytes]], work: Callable[[list[bytes]], Any]) -> float:
+def _packed(batches: Iterable[list[bytes]]) -> list[Packed]:
+    """Pack batches, as they come from the encoders."""
+    return [packed.pack(batch) for batch in batches]
+
+
+def _rate(batches: Sequence[Sized], work: Callable[[Any], Any]) -> float:
     """Return keys per second of this thread's CPU time: other programs do not count."""
     begin = time.thread_time()
     for batch in batches:
@@ -117,17 +124,17 @@ class _Own:
         self._store = self._database.view(1)
         self._state = self._store.map("m")
         self._keys = _keys(rows)
-        for batch in _batches(self._keys):
+        for batch in _packed(_batches(self._keys)):
             self._txid(batch, b"v")
         _checkpoint(self._database, self._store)
         self._settle()
 
-    def _txid(self, keys: list[bytes], value: bytes) -> None:
+    def _txid(self, keys: Packed, value: bytes) -> None:
         """Read and write every key, as a collection does."""
         txid = self._store.txid + 1
         self._store.begin(txid)
         self._state.get_many(keys)
-        self._state.put_many(keys, [value * _VALUE_BYTES] * len(keys))
+        self._state.put_many(keys, packed.all_valid(packed.repeat(value * _VALUE_BYTES, len(keys))))
         self._store.prepare()
         self._store.commit(txid)
 
@@ -139,16 +146,16 @@ class _Own:
     def rates(self, plain: dict[str, float]) -> list[Figures]:
         """Measure gets and upserts of resident keys."""
         random.Random(8).shuffle(self._keys)  # noqa: S311
-        some = list(_batches(self._keys[: len(self._keys) // 2]))
+        some = _packed(_batches(self._keys[: len(self._keys) // 2]))
         tier = self._store.tiers["m"]
         assert tier.spilled == 0
         gets = _rate(some, self._state.get_many)
-        values: list[bytes | None] = [b"w" * _VALUE_BYTES] * _BATCH
 
-        def upsert(keys: list[bytes]) -> None:
+        def upsert(keys: Packed) -> None:
             txid = self._store.txid + 1
             self._store.begin(txid)
-            self._state.put_many(keys, values[: len(keys)])
+            values = packed.repeat(b"w" * _VALUE_BYTES, len(keys))
+            self._state.put_many(keys, packed.all_valid(values))
             self._store.commit(txid)
 
         upserts = _rate(some, upsert)
@@ -161,7 +168,7 @@ class _Own:
 
     def checkpoint(self) -> list[Figures]:
         """Measure the time of a txid with and without a concurrent checkpoint of every key."""
-        batches = [sorted(self._keys[i : i + 1000]) for i in range(0, 200_000, 1000)]
+        batches = _packed(sorted(self._keys[i : i + 1000]) for i in range(0, 200_000, 1000))
 
         def times(until: Callable[[], bool]) -> list[float]:
             out = []
@@ -180,7 +187,7 @@ class _Own:
         self._settle()
         end = time.monotonic() + 4.0
         quiet = times(lambda: time.monotonic() > end)
-        for batch in _batches(self._keys):
+        for batch in _packed(_batches(self._keys)):
             self._txid(batch, b"z")
         begun = time.perf_counter()
         made = self._database.begin_checkpoint([(self._store, self._store.txid)], {})
@@ -221,7 +228,7 @@ class _Own:
         self._settle()
         assert tier.map.total == 0
         random.Random(9).shuffle(self._keys)  # noqa: S311
-        some = list(_batches(self._keys[: len(self._keys) // 2]))
+        some = _packed(_batches(self._keys[: len(self._keys) // 2]))
         gets = _rate(some, self._state.get_many)
         return [_line("gets/s, spilled", gets, plain["get"])]
 
@@ -261,11 +268,11 @@ def _restart(path: Path, rows: int) -> list[Figures]:
     for start in range(0, count, _BATCH):
         keys = [b"%016d" % i for i in range(start, min(start + _BATCH, count))]
         store.begin(store.txid + 1)
-        values: list[bytes | None] = [
+        values = [
             noise[at : at + value_bytes]
             for at in range(start % 4099, start % 4099 + len(keys) * 1000, 1000)
         ]
-        state.put_many(keys, values)
+        state.put_many(packed.pack(keys), packed.nullable(values))
         store.commit(store.txid + 1)
         if start % (5 * _BATCH) == 0:
             _checkpoint(database, store)
@@ -277,9 +284,9 @@ def _restart(path: Path, rows: int) -> list[Figures]:
     begin = time.perf_counter()
     database = RocksDatabase(path)
     state = database.view(1, count).map("m")
-    found = state.get_many([b"%016d" % i for i in range(0, count, count // 1000)])
+    found = state.get_many(packed.pack([b"%016d" % i for i in range(0, count, count // 1000)]))
     seconds = time.perf_counter() - begin
-    assert None not in found
+    assert found.valid.all()
     del state
     database.close()
     return [_line(f"restart with {size / 1024**3:.1f} GiB of state, s", seconds)]
