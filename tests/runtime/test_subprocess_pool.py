@@ -98,7 +98,7 @@ def test_no_process_and_no_descriptor_is_left(monkeypatch):
         pool.give_back(process)
     wait_until(lambda: not pool._idle, "idle ones are ended")
     wait_until(lambda: not any(Path(f"/proc/{p.pid}").exists() for p in used), "none is a zombie")
-    assert len(list(Path("/proc/self/fd").iterdir())) == before
+    assert len(list(Path("/proc/self/fd").iterdir())) <= before
 
 
 def test_an_idle_process_is_used_again_unless_it_has_exited():
