@@ -70,6 +70,8 @@ from headrace.sql.status import CursorState
 _log = structlog.get_logger(__name__)
 
 _GIVE_UP_S: Final = 0.05
+_REST_S: Final = 1.0
+"""Seconds for which views that lead wait for the end of a coalesced batch, if they must."""
 _RETRY_S_MAX: Final = 5.0
 """Longest pause after a coalesced batch that met a temporary error."""
 
@@ -129,9 +131,8 @@ class CatchingUp:
         self._thread.submit(int)  # it is there from the beginning (E-15)
         self._cursors: Final = Cursors(state, watch, calls.on_engine, calls.fail, calls.poke)
         self._coalesced: CoalescedBatch | None = None
-        self._begun = 0.0
-        """When the batch began that is processed or written; 0: there is none."""
-        self._concerned = frozenset[int]()
+        self._turn: CoalescedBatch | None = None
+        """The batch that is processed or written."""
         self._future: Future[list[Result]] | None = None
         self._turns = policy.FairShares()
         self._waiting: Collection[float] = ()
@@ -162,7 +163,8 @@ class CatchingUp:
     @property
     def concerned(self) -> frozenset[int]:
         """IDs of the views and subplans whose coalesced batch is processed or written."""
-        return self._concerned if self.busy else frozenset()
+        turn = self._turn
+        return frozenset(u.id for u in (*turn.units, *turn.needed)) if turn else frozenset()
 
     @property
     def due(self) -> float:
@@ -239,9 +241,8 @@ class CatchingUp:
         if coalesced is None:
             return
         lagging.working = frozenset(unit.id for unit in coalesced.units)
-        self._concerned = frozenset(u.id for u in (*coalesced.units, *coalesced.needed))
         types = types_of([unit.own for unit in coalesced.units])
-        self._coalesced, self._begun = coalesced, coalesced.begun
+        self._coalesced = self._turn = coalesced
         readers = {view.id: view for unit in coalesced.units for view in state.views_of(unit)}
         self._watched = any(self._watch.definitions(view) for view in readers.values())
         facts = self._watch.table_facts(readers)
@@ -404,9 +405,9 @@ class CatchingUp:
         answer = self._job.answer()
         if answer is not None:
             self._commits.beside(answer)
-        if self._begun and not self.busy:
-            self._lagged(self._units(), clock.monotonic() - self._begun)
-            self._begun = 0.0
+        if self._turn is not None and not self.busy:
+            self._lagged(self._turn.units, clock.monotonic() - self._turn.begun)
+            self._turn = None
 
     def _took(self, coalesced: CoalescedBatch, done: Sequence[Result]) -> None:
         self._errors = 0
@@ -440,11 +441,22 @@ class CatchingUp:
             unit.reset()
 
     def rest(self, serve: Callable[[], None]) -> None:
-        """Return when the thread does not work; ``serve``: see ``abort``."""
-        future = self._future
-        while future is not None and not future.done():
+        """Return when the thread does not work; ``serve``: see ``abort``.
+
+        The views that lead wait for that, so a batch that takes longer than a second is given up,
+        and processed again.
+        """
+        until, coalesced = clock.monotonic() + _REST_S, self._coalesced
+        while not self._rests(serve):
+            if coalesced is not None and clock.monotonic() > until:
+                coalesced.cancel(TransientError("other views wait for the batch", sqlstate="57014"))
+
+    def _rests(self, serve: Callable[[], None]) -> bool:
+        """Return whether the thread does not work, after a moment in which ``serve`` is called."""
+        if self._future is not None and not self._future.done():
             serve()
-            wait_for([future], _GIVE_UP_S)
+            wait_for([self._future], _GIVE_UP_S)
+        return self._future is None or self._future.done()
 
     def abort(self, serve: Callable[[], None]) -> None:
         """Give up what is under way; return when no thread works on it any more.
@@ -455,16 +467,13 @@ class CatchingUp:
         self._connected = False
         coalesced = self._coalesced
         if coalesced is not None:
-            for unit_id in self._state.lagging.working:
-                unit = self._state.unit(unit_id)
-                if unit is None:
-                    continue
+            for unit in coalesced.remote.units:
                 self._hosts.interrupt_unit(unit)
-                if unit.bound is not None and unit.bound.inside:
-                    unit.bound.cancel(Interrupted("the stream begins anew", sqlstate="57014"))
-            self.rest(serve)
+            coalesced.cancel(Interrupted("the stream begins anew", sqlstate="57014"))
+            while not self._rests(serve):
+                pass
             coalesced.remote.give_up()
-        self._future = self._coalesced = None
+        self._future = self._coalesced = self._turn = None
         self._cursors.leave()
         self._state.lagging.working = frozenset()
         owner = self._state.connections

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from headrace import clock
+from headrace.errors import HeadraceError
 from headrace.forwarder.batcher import Batch
 from headrace.runtime.batches import Outcome, Processor
 from headrace.runtime.columns import Types
@@ -48,6 +49,12 @@ class CoalescedBatch:
     def last(self) -> int:
         """The last txid of all steps."""
         return self.steps[-1][0]
+
+    def cancel(self, error: HeadraceError) -> None:
+        """Let the work of units in this process end with ``error``; from another thread."""
+        for unit in self.units:
+            if unit.bound is not None and unit.bound.inside:
+                unit.bound.cancel(error)
 
     def run(self, processor: Processor, types: Types, facts: TableFacts) -> list[Result]:
         """Process some of the steps, at least the first; on the thread of lagging views."""

@@ -46,19 +46,18 @@ class Durability:
         ahead = self._confirmable() > self._state.confirmed
         due = self._due(ahead=ahead)
         now = clock.monotonic()
-        if due <= now and self._may_begin(now):
+        if due <= now and self._state.lagging.working:
+            due = self._await_lagging(now)
+        if due <= now:
             self.begin()
             due = self._due(ahead=ahead)
-        elif due <= now:
-            due = self._waits_until
         return min(due, self._confirm_at, urgency_at)
 
-    def _may_begin(self, now: float) -> bool:
-        """Return whether a checkpoint begins, or waits for the end of work on units that lag."""
-        lagging = self._state.lagging
-        if lagging.working and self._waits_until == math.inf:
-            lagging.awaited, self._waits_until = True, policy.leaves_out_at(now)
-        return not lagging.working or now >= self._waits_until
+    def _await_lagging(self, now: float) -> float:
+        """Let no further batch of units that lag begin; return when to begin without them."""
+        self._state.lagging.awaited = True
+        self._waits_until = min(self._waits_until, policy.leaves_out_at(now))
+        return self._waits_until
 
     def end(self, *, wait: bool = False) -> None:
         """Handle a checkpoint that was written; ``wait`` until none is under way.
@@ -66,11 +65,11 @@ class Durability:
         It ends when no thread works on its units.
         """
         state = self._state
-        if not state.lagging.working.isdisjoint(state.checkpoints.units):
+        if not state.checkpoints.units.isdisjoint(state.lagging.working):
             if not wait:
                 return
             self._rest()
-        what = self._state.checkpoints.end(self._state.db, wait=wait)
+        what = state.checkpoints.end(state.db, wait=wait)
         if what is not None:
             self._take(what)
 

@@ -73,6 +73,10 @@ class Workload:
         """Whether the engine falls behind because of the disk."""
         return self.held_s >= _HELD * self.passed_s
 
+    def or_slow(self, slow: Workload) -> Workload:
+        """Return the work to report: this of the leading views, or ``slow``, of slow groups."""
+        return slow if slow.overloaded and not (self.overloaded or self.disk_bound) else self
+
 
 @dataclass(slots=True)
 class _Slice:
@@ -119,10 +123,10 @@ class OverloadDetector:
                 now.units[unit_id] += round(unit.bound.taken_s * 1e6)
 
     def lagged(self, units: Sequence[Unit], seconds: float) -> None:
-        """Count a batch of views that lag; ``units``: they, and the subplans that they need."""
+        """Count a batch of ``units`` that lag."""
         now = self._slices[-1]
         now.lagged_s += seconds
-        if self._state.lagging.groups and units:
+        if self._state.lagging.groups:
             longest = max(units, key=lambda unit: unit.bound.taken_s if unit.bound else 0.0)
             now.units[longest.id] += round(seconds * 1e6)
 
@@ -146,15 +150,13 @@ class OverloadDetector:
             sum(s.held_s for s in self._slices),
         )
 
-    def slow_load(self) -> Workload:
-        """Return the work done for slow groups in the last seconds; they lag on purpose."""
-        first, now_us = self._slices[0], self._slow_us()
-        known = first.slow_us is not None and now_us is not None
-        return Workload(
-            clock.monotonic() - first.began,
-            (now_us - first.slow_us) / 1e6 if known else 0.0,  # type: ignore[operator]
-            sum(s.lagged_s for s in self._slices),
-        )
+    def _slow_load(self, slow_us: int | None) -> Workload:
+        """Return the work done for slow groups in the last seconds; ``slow_us``: see ``_Slice``."""
+        first, covered_s = self._slices[0], 0.0
+        if first.slow_us is not None and slow_us is not None:
+            covered_s = (slow_us - first.slow_us) / 1e6
+        passed_s = clock.monotonic() - first.began
+        return Workload(passed_s, covered_s, sum(s.lagged_s for s in self._slices))
 
     def _slow_us(self) -> int | None:
         """Return the recorded time up to which all slow groups have come; None: none is slow."""
@@ -173,13 +175,11 @@ class OverloadDetector:
         now = clock.monotonic()
         if now < self._slices[-1].began + _LOOK_S:
             return
-        load, slow = self.load(), self.slow_load()
-        writes = self._writes_longer()
-        if slow.overloaded and not load.overloaded:
-            load, writes = slow, False
+        leading, slow_us = self.load(), self._slow_us()
+        load = leading.or_slow(self._slow_load(slow_us))
         if load.passed_s >= _WINDOW_S or self._said is None:
-            self._say(load, writes=writes)
-        self._slices.append(_Slice(now, slow_us=self._slow_us()))
+            self._say(load, writes=load is leading and self._writes_longer())
+        self._slices.append(_Slice(now, slow_us=slow_us))
         while now - self._slices[0].began > _WINDOW_S:
             self._slices.popleft()
 

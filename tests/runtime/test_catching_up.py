@@ -14,7 +14,9 @@ from unittest import mock
 
 import pytest
 
+from headrace.collections.dataflow import Dataflow
 from headrace.forwarder import policy
+from headrace.process import bounds
 from headrace.process.bounds import Bound
 from headrace.runtime import catching_up, coalesced_batch, cursor, insight, worker_handles
 from headrace.runtime.batches import Outcome
@@ -314,6 +316,48 @@ def test_views_that_lag_go_on_while_a_checkpoint_is_written(
         check(running, source, quick=QUICK, slow=SLOW)
     assert running.book.checkpoints.underway
     released.set()
+    running.stop()
+
+
+def test_what_waits_for_a_checkpoint_does_not_wait_for_a_view_that_works_for_ever(
+    source, database, start, stay, monkeypatch
+):
+    """Its batch is given up and processed again, so that the view stays exact and goes on."""
+    running, rng = start(slow_batch_ms=MS, checkpoint_txids=50), random.Random(9)
+    slow = grouped(running, source, database, "reports", "slow", SLOW)
+    create(running, database, "quick", QUICK)
+    aside(running, source, "reports")
+    working, ended = threading.Event(), threading.Event()
+    write, end = RocksCheckpoint.write, Dataflow.end
+
+    def held(checkpoint: RocksCheckpoint, *, sync: bool) -> None:
+        if slow in running.book.checkpoints.units:
+            working.wait(PATIENCE_S)
+        write(checkpoint, sync=sync)
+
+    def endless(flow: Dataflow, txid: int, attempt: int = 0):
+        own = flow is running.book.views[slow].dataflow
+        if own and slow in running.book.checkpoints.units:
+            working.set()
+            while not ended.wait(0.01):
+                bounds.check()
+        return end(flow, txid, attempt)
+
+    monkeypatch.setattr(RocksCheckpoint, "write", held)
+    monkeypatch.setattr(Dataflow, "end", endless)
+    for _ in again_and_again(PATIENCE_S):
+        change(source, rng, 3)
+        if working.is_set():
+            break
+    assert working.wait(PATIENCE_S), "no batch has met a checkpoint"
+    still = running.engine.submit(running.engine.durability.still, quiet=False)
+    try:
+        still.result(PATIENCE_S)
+    finally:
+        ended.set()
+    assert running.book.views[slow].live
+    change(source, rng, 3)
+    check(running, source, quick=QUICK, slow=SLOW)
     running.stop()
 
 

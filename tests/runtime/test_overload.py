@@ -49,6 +49,19 @@ def test_a43_who_has_no_rest_and_falls_behind_is_overloaded(load, overloaded, ne
     assert load.needed == pytest.approx(needed)
 
 
+@pytest.mark.parametrize(
+    ("leading", "slow", "reported"),
+    [
+        (Workload(10.0, 10.0, 5.0), Workload(10.0, 7.0, 9.8), "slow"),
+        (Workload(10.0, 10.0, 5.0), Workload(10.0, 10.0, 9.8), "leading"),
+        (Workload(10.0, 7.0, 9.8), Workload(10.0, 7.0, 9.8), "leading"),
+        (Workload(10.0, 7.0, 1.0, 6.0), Workload(10.0, 7.0, 9.8), "leading"),  # the disk limits
+    ],
+)
+def test_a43_slow_groups_are_reported_where_nothing_else_is(leading, slow, reported):
+    assert leading.or_slow(slow) is {"leading": leading, "slow": slow}[reported]
+
+
 @pytest.fixture
 def soon(monkeypatch) -> None:
     """Shorten the time before overload is reported."""
@@ -101,7 +114,7 @@ def test_a43_slow_groups_that_fall_behind_are_an_overload(
         if seen > 20:  # several looks
             break
     else:
-        pytest.fail(f"no overload is reported: {running.engine._capacity.slow_load()}")
+        pytest.fail("no overload is reported")
     assert 'most of it view "public"."w"' in note
     running.stop()
 
