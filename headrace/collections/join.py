@@ -18,13 +18,13 @@ from headrace.collections.by_key import demand_none_negative
 from headrace.collections.steps import FilterStep
 from headrace.expressions.remote import RemoteEvaluator
 from headrace.kernels import buffers, packed, rows
-from headrace.kernels.numbering import Consolidator, Numbering, group
+from headrace.kernels.buffers import Int64s
+from headrace.kernels.numbering import Consolidator, Numbering, add_up, group
 from headrace.kernels.packed import Nullable, Packed
 from headrace.process import bounds
 from headrace.state.contract import IndexState, Scanned, StateStore
 from headrace.types import Schema, arrow_type, diff_batch
 
-Int64s = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
 Shown = tuple[Packed, Int64s]
 """Encoded rows of one side, and their weights."""
@@ -445,7 +445,7 @@ def _lone_states(store: StateStore, node_id: str, port: int) -> IndexState:
 def _sums(noted: list[tuple[Int64s, Int64s]], count: int) -> Int64s:
     out = np.zeros(count, np.int64)
     for numbers, weights in noted:
-        np.add.at(out, numbers, weights)
+        add_up(numbers, weights, out)
     return out
 
 

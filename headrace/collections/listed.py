@@ -1,7 +1,7 @@
 """The border between packed states and collections that still work on lists of bytes.
 
-``topk``, ``running``, ``window``, ``recursive`` and ``temporal`` are on this side of it.  Each of
-these classes has the methods of its state, with lists for packed strings and weights.
+``topk``, ``running``, ``recursive`` and ``temporal`` are on this side of it.  Each of these classes
+has the methods of its state, with lists for packed strings and weights.
 """
 
 from __future__ import annotations

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from headrace.collections import aggregates, plan
@@ -17,12 +16,11 @@ from headrace.errors import BugError, RowError
 from headrace.expressions.remote import RemoteEvaluator
 from headrace.kernels import aggregate, buffers, packed, rows, text
 from headrace.kernels.aggregate import Numbers
+from headrace.kernels.buffers import Int64s
 from headrace.kernels.numbering import Numbering
 from headrace.kernels.packed import Nullable, Packed
 from headrace.state.contract import MapState, StateStore
 from headrace.types import Schema, arrow_type, diff_batch
-
-Int64s = npt.NDArray[np.int64]
 
 _GROUPS_PER_STEP: Final = 65_536
 

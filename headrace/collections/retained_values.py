@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -20,11 +19,10 @@ from headrace.collections.plan import AggregateSpec
 from headrace.errors import BugError, RowError
 from headrace.expressions.remote import AggregateCall, RemoteEvaluator
 from headrace.kernels import aggregate, buffers, packed, rows
+from headrace.kernels.buffers import Int64s
 from headrace.kernels.packed import Nullable, Packed
 from headrace.state.contract import IndexState, Scanned, StateStore
 from headrace.types import Field, Schema, arrow_type
-
-Int64s = npt.NDArray[np.int64]
 
 
 class Multiset:

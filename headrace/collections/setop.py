@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from headrace.collections import plan
 from headrace.collections.base import columns_of, encode, weights_of
 from headrace.collections.by_key import ByKey, Found, demand_none_negative, least
 from headrace.kernels import packed
+from headrace.kernels.buffers import Int64s
+from headrace.kernels.numbering import add_up
 from headrace.kernels.packed import Packed
 from headrace.state.contract import IndexState, StateStore
-
-Int64s = npt.NDArray[np.int64]
 
 
 class SetOp(ByKey):
@@ -65,7 +64,7 @@ class SetOp(ByKey):
         demand_none_negative(found[2], self.id)
         demand_none_negative(others, self.id)
         mine = np.zeros(len(keys), np.int64)
-        np.add.at(mine, found[0], found[2])
+        add_up(found[0], found[2], mine)
         return least(found, self._wanted(mine, others))
 
     def _wanted(self, mine: Int64s, others: Int64s) -> Int64s:

@@ -11,7 +11,7 @@ import numpy as np
 
 from headrace.kernels import buffers, packed
 from headrace.kernels.buffers import Int64s
-from headrace.kernels.numbering import Numbering
+from headrace.kernels.numbering import Numbering, add_up
 from headrace.kernels.packed import Packed
 
 if cython.compiled:
@@ -48,7 +48,7 @@ def difference(before: Found, after: Found) -> Found:
         return keys, rows, weights
     ids, firsts = Numbering().add(packed.appended(packed.fixed(keys), rows))
     sums = np.zeros(len(firsts), np.int64)
-    np.add.at(sums, ids, weights)
+    add_up(ids, weights, sums)
     there = np.flatnonzero(sums)
     chosen = firsts[there]
     return keys[chosen], rows.take(chosen), sums[there]

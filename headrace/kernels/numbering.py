@@ -150,8 +150,7 @@ class Consolidator:
             grown = np.zeros(max(count, 2 * len(self._weights)), np.int64)
             grown[: len(self._weights)] = self._weights
             self._weights = grown
-        if not _sum(buffers.view(ids), buffers.view(weights), buffers.view(self._weights)):
-            raise OverflowError("a weight beyond 64 bits")
+        add_up(ids, weights, self._weights)
 
     def items(self) -> tuple[Packed, Int64s]:
         """Return (rows, weights) without zero weights; the consolidator keeps its contents."""
@@ -160,6 +159,16 @@ class Consolidator:
             return found, weights
         there = np.flatnonzero(weights)
         return found.take(there), weights[there]
+
+
+def add_up(numbers: Int64s, weights: Int64s, totals: Int64s) -> None:
+    """Add each weight to the total of its number, in place.
+
+    Raises:
+        OverflowError: a total is beyond 64 bits.
+    """
+    if not _sum(buffers.view(numbers), buffers.view(weights), buffers.view(totals)):
+        raise OverflowError("a weight beyond 64 bits")
 
 
 def consolidate(some: Packed, weights: Int64s) -> tuple[Packed, Int64s]:
