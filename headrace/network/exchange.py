@@ -70,7 +70,7 @@ class Exchange:
             thread.join()
 
     def result(self, txid: int, attempt: int) -> Results | None:
-        """Return the next result of a batch and drop earlier batches'; None: it has not come."""
+        """Return the next result of a batch, without earlier ones; None: there is none."""
         with self._lock:
             while self._done:
                 done, diffs = self._done.popleft()

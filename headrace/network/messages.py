@@ -148,7 +148,10 @@ class FeedRows(msgspec.Struct, tag=True):
 
 
 class EndStage(msgspec.Struct, tag=True):
-    """End a stage of a batch: what its units read was sent, ``rows`` since the last end (T-29)."""
+    """End a stage of a batch: all that its units read was sent.
+
+    ``rows``: number of rows since the last end (T-29).
+    """
 
     txid: int
     rows: int

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -24,7 +24,7 @@ from psycopg.conninfo import conninfo_to_dict
 
 from headrace import clock, errors
 from headrace.collections import plan
-from headrace.errors import BugError, OutOfReach, RowsLost, TransientError
+from headrace.errors import BugError, HeadraceError, OutOfReach, RowsLost, TransientError
 from headrace.network.ends import End, Far, Near
 from headrace.network.exchange import Results
 from headrace.network.link import FlightLink, Joining
@@ -226,10 +226,8 @@ class RemoteBatch:
                 try:
                     self._collect(part, level, outcome)
                 except OutOfReach as error:
-                    outcome.failed |= {unit.id: error for unit in part.levels[level]}
+                    _fail(outcome, {unit.id: error for unit in part.levels[level]})
                 for unit in part.levels[level]:
-                    if (view_id := self.needed_by[unit.id]) in stopped:
-                        outcome.failed[unit.id] = stopped[view_id]
                     if isinstance(unit, Shared):
                         self._hand_on(unit, outcome)
         yield waiting
@@ -273,7 +271,7 @@ class RemoteBatch:
                 error = BugError(f"rows are lost in every attempt: {error.message}")
             if isinstance(error, TransientError):
                 raise error
-            outcome.failed |= {unit.id: error for unit in part.units}
+            _fail(outcome, {unit.id: error for unit in part.units})
             return
         for unit in part.levels[level]:
             assert isinstance(unit.store, RemoteStore), "it is on that worker"
@@ -284,7 +282,7 @@ class RemoteBatch:
             slowest = max(done.took_s, key=lambda unit_id: done.took_s[unit_id])
             outcome.remote_s[slowest] = max(outcome.remote_s[slowest], waited_s)
         outcome.diffs |= diffs
-        outcome.failed |= {i: errors.from_wire(e) for i, e in done.failed.items()}
+        _fail(outcome, {i: errors.from_wire(e) for i, e in done.failed.items()})
 
     def _abort(self) -> None:
         """Give up the batch on all workers; return when none works on units that lag."""
@@ -608,6 +606,11 @@ class WorkerHandles:
     def _restore(self, unit: Unit, host: RemoteWorker, link: FlightLink, mark: StateMark) -> None:
         host.units.add(unit.id)
         unit.restore(RemoteStore(host, link, unit.id, mark.txid, mark.txid), mark)
+
+
+def _fail(outcome: Outcome, found: Mapping[int, HeadraceError]) -> None:
+    """Add errors of units; the first one of a unit counts."""
+    outcome.failed |= {i: error for i, error in found.items() if i not in outcome.failed}
 
 
 def _record(unit: Unit) -> UnitRecord:
