@@ -6,9 +6,9 @@ import json
 import random
 import shutil
 import signal
-import threading
 import time
 from collections.abc import Iterator
+from functools import partial
 
 import pytest
 
@@ -20,8 +20,8 @@ from headrace.state import layout
 from headrace.state.rocks import RocksDatabase
 from tests.compared import status_of
 from tests.runtime import hosted, test_sharing
-from tests.runtime.disturbances import locked, told
-from tests.runtime.harness import Running, no_checkpoints, settings_for, settle
+from tests.runtime.disturbances import disturb, disturb_processes
+from tests.runtime.harness import Running, no_checkpoints, settings_for
 from tests.runtime.hosted import HostProcess, hosting, reached
 from tests.runtime.test_engine import POINTS, WorkerProcess, assert_consistent
 from tests.runtime.test_sharing import MOST, ROWS, SUMS, change, check, create, killed
@@ -446,36 +446,17 @@ def test_it_goes_on_after_anything(source, database, start, tmp_path, seed):
             change(source, rng, 3)
             what = rng.choice([*kinds, *["crash"] * (seed > 1)])
             victim, view = rng.choice((one, two)), rng.choice((both, sums))
-            if what in ("kill", "both"):
-                victim.kill()
-                change(source, rng, 2)
-                victim.start()
-            if what in ("stop", "both", "crash"):
-                running.stop()
-                if what == "crash":
-                    crashed(running, source, rng, victim)
-                running = start(**changes)
-            if what == "halt":
-                victim.kill(signal.SIGSTOP)
-                threading.Event().wait(rng.choice((0.05, 0.3)))
-                victim.kill(signal.SIGCONT)
-            if what == "pause":
-                told(running, lambda r=running, v=view: r.engine.lifecycle.pause(v))
-                change(source, rng, 2)
-                told(running, lambda r=running, v=view: r.engine.lifecycle.resume(v))
-            elif what == "lock":
-                with locked(database, rng.choice(("pairs", "sums", "most"))):
-                    change(source, rng, 2)
-                    threading.Event().wait(rng.choice((0.05, 0.3)))
-            elif what == "lose":
-                name = rng.choice(("headrace sink%", "headrace stream%", "headrace%"))
-                source.execute(
-                    "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
-                    " WHERE datname = current_database() AND application_name LIKE %s",
-                    (name,),
-                )
-            elif what == "settle":
-                settle(running, source)
+            running = disturb_processes(
+                what,
+                running,
+                rng,
+                victim,
+                partial(change, source, rng),
+                partial(start, **changes),
+                lambda engine, w=victim: crashed(engine, source, rng, w),
+            )
+            tables = ("pairs", "sums", "most")
+            disturb(what, running, source, rng, view, tables, partial(change, source, rng))
         for view in (both, sums):
             reached(running, view)
         wait_until(lambda: all(v.live for v in list(running.book.views.values())), "all go on")

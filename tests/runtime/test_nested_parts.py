@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import random
-import signal
-import threading
 from contextlib import ExitStack
+from functools import partial
 
 import pytest
 
@@ -18,8 +17,8 @@ from headrace.runtime.worker_handles import RemoteBatch
 from headrace.sql.status import Status
 from tests.compared import differs, status_of
 from tests.runtime import test_sharing
-from tests.runtime.disturbances import locked, told
-from tests.runtime.harness import no_checkpoints, settle
+from tests.runtime.disturbances import disturb, disturb_processes
+from tests.runtime.harness import no_checkpoints
 from tests.runtime.hosted import hosting, process, reached
 from tests.runtime.test_cut import BOTH, crashed, cut, parts, states
 from tests.runtime.test_sharing import MOST, SUMS, change, check, create
@@ -331,36 +330,17 @@ def test_it_goes_on_after_anything(source, database, start, seed):
             change(source, rng, 3)
             what = rng.choice([*kinds, *["crash"] * (seed > 1)])
             victim, (view, _) = rng.choice(workers), rng.choice(list(views.values()))
-            if what in ("kill", "both"):
-                victim.kill()
-                change(source, rng, 2)
-                victim.start()
-            if what in ("stop", "both", "crash"):
-                running.stop()
-                if what == "crash":
-                    crashed(running, source, rng, victim)
-                running = start(**changes)
-            if what == "halt":
-                victim.kill(signal.SIGSTOP)
-                threading.Event().wait(rng.choice((0.05, 0.3)))
-                victim.kill(signal.SIGCONT)
-            if what == "pause":
-                told(running, lambda r=running, v=view: r.engine.lifecycle.pause(v))
-                change(source, rng, 2)
-                told(running, lambda r=running, v=view: r.engine.lifecycle.resume(v))
-            elif what == "lock":
-                with locked(database, rng.choice(("pairs", "sums", "most"))):
-                    change(source, rng, 2)
-                    threading.Event().wait(rng.choice((0.05, 0.3)))
-            elif what == "lose":
-                name = rng.choice(("headrace sink%", "headrace stream%", "headrace%"))
-                source.execute(
-                    "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
-                    " WHERE datname = current_database() AND application_name LIKE %s",
-                    (name,),
-                )
-            elif what == "settle":
-                settle(running, source)
+            running = disturb_processes(
+                what,
+                running,
+                rng,
+                victim,
+                partial(change, source, rng),
+                partial(start, **changes),
+                lambda engine, w=victim: crashed(engine, source, rng, w),
+            )
+            tables = ("pairs", "sums", "most")
+            disturb(what, running, source, rng, view, tables, partial(change, source, rng))
         for view, _ in views.values():
             reached(running, view)
         wait_until(lambda: all(v.live for v in list(running.book.views.values())), "all go on")

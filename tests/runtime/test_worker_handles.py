@@ -8,6 +8,7 @@ import shutil
 import signal
 import threading
 from collections.abc import Iterator
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -22,7 +23,7 @@ from headrace.runtime.remote_worker import RemoteWorker
 from headrace.sql.status import Status
 from tests.compared import status_of
 from tests.runtime import hosted, test_sharing
-from tests.runtime.disturbances import locked, told
+from tests.runtime.disturbances import disturb, disturb_processes, told
 from tests.runtime.harness import settings_for, settle
 from tests.runtime.hosted import HostProcess, hosting, place, reached
 from tests.runtime.test_sharing import MOST, ROWS, SUMS, change, check, create
@@ -303,30 +304,11 @@ def test_it_goes_on_after_anything(source, database, start, worker, seed):
     for _ in range(20):
         change(source, rng, 3)
         what = rng.choice(("nothing", "kill", "pause", "lock", "lose", "stop", "settle", "both"))
-        if what in ("kill", "both"):
-            worker.kill()
-            change(source, rng, 2)
-            worker.start()
-        if what in ("stop", "both"):
-            running.stop()
-            running = start(**changes)
-        if what == "pause":
-            told(running, lambda r=running: r.engine.lifecycle.pause(view))
-            change(source, rng, 2)
-            told(running, lambda r=running: r.engine.lifecycle.resume(view))
-        elif what == "lock":
-            with locked(database, rng.choice(("sums", "most"))):
-                change(source, rng, 2)
-                threading.Event().wait(rng.choice((0.05, 0.3)))
-        elif what == "lose":
-            name = rng.choice(("headrace sink%", "headrace stream%", "headrace%"))
-            source.execute(
-                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
-                " WHERE datname = current_database() AND application_name LIKE %s",
-                (name,),
-            )
-        elif what == "settle":
-            settle(running, source)
+        running = disturb_processes(
+            what, running, rng, worker, partial(change, source, rng), partial(start, **changes)
+        )
+        tables = ("sums", "most")
+        disturb(what, running, source, rng, view, tables, partial(change, source, rng))
     reached(running, view)
     reached(running, late)
     wait_until(lambda: all(v.live for v in list(running.book.views.values())), "all go on again")
