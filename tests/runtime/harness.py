@@ -10,7 +10,7 @@ import contextlib
 import json
 import shutil
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +38,7 @@ from headrace.sql import install, results, watched
 from headrace.state import layout
 from headrace.state.memory import MemoryStore
 from headrace.types import WEIGHT, Field, parse_lsn
+from tests.compared import differs
 from tests.runs import write_run
 from tests.waiting import PATIENCE_S, wait_until
 
@@ -254,8 +255,16 @@ def no_checkpoints(running: Running) -> None:
     running.book.checkpoints._limits = policy.CheckpointLimits(10**9, 1e9, 1e9)
 
 
-def settle(running: Running, conn: psycopg.Connection, seconds: float = PATIENCE_S) -> None:
-    """Wait until the engine has processed everything committed before the call."""
+def settle(
+    running: Running,
+    conn: psycopg.Connection,
+    seconds: float = PATIENCE_S,
+    names: Collection[str] = (),
+) -> None:
+    """Wait until the engine has processed everything committed before the call.
+
+    Views that are blocked, lost or stopped are waited for only if they are named.
+    """
     row = conn.execute("SELECT pg_current_wal_insert_lsn()::text").fetchone()
     target = parse_lsn(row[0])
     conn.execute("SELECT pg_logical_emit_message(false, 'test', 'x')")
@@ -265,10 +274,18 @@ def settle(running: Running, conn: psycopg.Connection, seconds: float = PATIENCE
         if running.error is not None:
             raise running.error
         return book.position.lsn >= target and all(
-            not v.live or v.mark.txid >= book.position.txid for v in list(book.views.values())
+            not (v.live or v.target.table_name in names) or v.mark.txid >= book.position.txid
+            for v in list(book.views.values())
         )
 
     def story() -> object:
         return book.position, target, book.error, book.story.lines()
 
     wait_until(covered, story, seconds, every_s=0.002)
+
+
+def check(running: Running, conn: psycopg.Connection, **queries: str) -> None:
+    """Check that each view (name=query) shows everything committed before the call."""
+    settle(running, conn, names=queries)
+    for name, query in queries.items():
+        assert differs(conn, name, query) == [], name

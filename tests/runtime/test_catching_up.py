@@ -33,7 +33,7 @@ from headrace.storage.queue import Queue
 from tests.compared import differs
 from tests.runtime import hosted, test_sharing
 from tests.runtime.disturbances import locked, told
-from tests.runtime.harness import settle
+from tests.runtime.harness import check, settle
 from tests.runtime.test_sharing import SUMS, change, create
 from tests.waiting import PATIENCE_S, again_and_again, wait_until
 
@@ -125,12 +125,6 @@ def standing_still(source) -> Iterator[None]:
         yield
     finally:
         os.kill(pid, signal.SIGCONT)
-
-
-def check(running, source, **queries: str) -> None:
-    settle(running, source)
-    for name, query in queries.items():
-        assert differs(source, name, query) == [], name
 
 
 def test_a_slow_group_holds_up_no_other(source, database, start, stay):

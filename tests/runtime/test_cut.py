@@ -21,10 +21,10 @@ from headrace.state.rocks import RocksDatabase
 from tests.compared import status_of
 from tests.runtime import hosted, test_sharing
 from tests.runtime.disturbances import disturb, disturb_processes
-from tests.runtime.harness import Running, no_checkpoints, settings_for
+from tests.runtime.harness import Running, check, no_checkpoints, settings_for
 from tests.runtime.hosted import HostProcess, hosting, reached
 from tests.runtime.test_engine import POINTS, WorkerProcess, assert_consistent
-from tests.runtime.test_sharing import MOST, ROWS, SUMS, change, check, create, killed
+from tests.runtime.test_sharing import MOST, ROWS, SUMS, change, create, killed
 from tests.waiting import PATIENCE_S, wait_until
 
 TABLES = test_sharing.TABLES

@@ -18,10 +18,10 @@ from headrace.sql.status import Status
 from tests.compared import differs, status_of
 from tests.runtime import test_sharing
 from tests.runtime.disturbances import disturb, disturb_processes
-from tests.runtime.harness import no_checkpoints
+from tests.runtime.harness import check, no_checkpoints
 from tests.runtime.hosted import hosting, process, reached
 from tests.runtime.test_cut import BOTH, crashed, cut, parts, states
-from tests.runtime.test_sharing import MOST, SUMS, change, check, create
+from tests.runtime.test_sharing import MOST, SUMS, change, create
 from tests.waiting import wait_until
 
 TABLES = test_sharing.TABLES

@@ -11,16 +11,8 @@ import pytest
 from headrace.runtime.shared import Shared
 from headrace.storage.table import Standing
 from tests.runtime import test_sharing
-from tests.runtime.harness import settle
-from tests.runtime.test_sharing import (
-    MOST,
-    ROWS,
-    SUMS,
-    change,
-    check,
-    create,
-    joined,
-)
+from tests.runtime.harness import check, settle
+from tests.runtime.test_sharing import MOST, ROWS, SUMS, change, create, joined
 from tests.waiting import wait_until
 
 TABLES = test_sharing.TABLES

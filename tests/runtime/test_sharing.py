@@ -23,8 +23,8 @@ from headrace.sql.status import Status
 from headrace.storage.frames import Header, Kind
 from headrace.storage.manager import Storage
 from headrace.types import arrow_schema
-from tests.compared import differs, status_of
-from tests.runtime.harness import create_view, settle
+from tests.compared import status_of
+from tests.runtime.harness import check, create_view, settle
 from tests.runtime.test_engine import POINTS, WorkerProcess, assert_consistent
 from tests.waiting import PATIENCE_S, wait_until
 
@@ -76,12 +76,6 @@ def change(source, rng: random.Random, transactions: int = 1) -> None:
                         )
                     )
                 )
-
-
-def check(running, source, **queries: str) -> None:
-    settle(running, source)
-    for name, query in queries.items():
-        assert differs(source, name, query) == [], name
 
 
 def joined(running, count: int = 1) -> list[Shared]:

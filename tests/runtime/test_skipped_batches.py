@@ -11,9 +11,9 @@ from headrace.network.link import FlightLink
 from headrace.network.messages import BeginBatch
 from tests.runtime import hosted, test_sharing
 from tests.runtime.disturbances import locked
-from tests.runtime.harness import settings_for, settle
+from tests.runtime.harness import check, settings_for, settle
 from tests.runtime.hosted import hosting, reached
-from tests.runtime.test_sharing import SUMS, change, check, create
+from tests.runtime.test_sharing import SUMS, change, create
 from tests.runtime.test_worker_handles import placed
 
 TABLES = test_sharing.TABLES + "CREATE TABLE notes (id int PRIMARY KEY, tag text);"

@@ -24,9 +24,9 @@ from headrace.sql.status import Status
 from tests.compared import status_of
 from tests.runtime import hosted, test_sharing
 from tests.runtime.disturbances import disturb, disturb_processes, told
-from tests.runtime.harness import settings_for, settle
+from tests.runtime.harness import check, settings_for, settle
 from tests.runtime.hosted import HostProcess, hosting, place, reached
-from tests.runtime.test_sharing import MOST, ROWS, SUMS, change, check, create
+from tests.runtime.test_sharing import MOST, ROWS, SUMS, change, create
 from tests.waiting import PATIENCE_S, again_and_again, wait_until
 
 TABLES = test_sharing.TABLES
