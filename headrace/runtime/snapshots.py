@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 
-from headrace.errors import BugError
+from headrace.errors import TransientError
 from headrace.runtime.positions import Meta, StateMark
 from headrace.state.rocks import RocksCheckpoint, RocksDatabase, RocksStore
 
@@ -36,10 +36,18 @@ class ReportedCheckpoints:
         """Begin a checkpoint of ``stores`` at their txids; REQUIRES: none is under way."""
         self._underway = number, self._db.begin_checkpoint(stores, meta), dict(marks)
 
+    def holds(self, unit_id: int) -> bool:
+        """Return whether the checkpoint under way contains a unit."""
+        return self._underway is not None and unit_id in self._underway[2]
+
     def write(self, number: int, done: Callable[[], object]) -> None:
-        """Write checkpoint ``number``; call ``done`` on any thread when that has ended."""
+        """Write checkpoint ``number``; call ``done`` on any thread when that has ended.
+
+        Raises:
+            TransientError: it was given up.
+        """
         if self._underway is None or self._underway[0] != number:
-            raise BugError(f"snapshot {number} is not under way")
+            raise TransientError("a command has changed the states before they were written")
         self._written = self._writing.submit(self._underway[1].write, sync=True)
         self._written.add_done_callback(lambda _: done())
 

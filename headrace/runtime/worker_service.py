@@ -34,7 +34,7 @@ from headrace import clock, errors, events
 from headrace.collections import plan, subplans
 from headrace.collections.dataflow import Dataflow
 from headrace.config import Settings, turns_dir
-from headrace.errors import BugError, HeadraceError, Interrupted
+from headrace.errors import BugError, HeadraceError, Interrupted, TransientError
 from headrace.expressions.pool import Pool
 from headrace.network.ends import Near
 from headrace.network.messages import (
@@ -277,7 +277,10 @@ class WorkerService:
         match word:
             case WriteSnapshot():
                 wake = self._inbox.put
-                self._snapshots.write(word.number, lambda: wake((Alive(), None)))
+                try:
+                    self._snapshots.write(word.number, lambda: wake((Alive(), None)))
+                except TransientError as error:
+                    self._answers.append(_failed(word.number, error))
             case Export():
                 self._export(word)
             case AskStats():
@@ -387,7 +390,8 @@ class WorkerService:
 
     def _back(self, word: GoBack) -> int:
         self._commit(word.commits)
-        self._finish_checkpoint()
+        if self._snapshots.holds(word.unit):
+            self._finish_checkpoint()
         unit = self._batches.unit(word.unit)
         unit.back(word.txid)
         return unit.processed

@@ -17,7 +17,7 @@ from headrace import clock
 from headrace.errors import OutOfReach
 from headrace.network import link
 from headrace.network.ends import Near
-from headrace.network.messages import Greeting
+from headrace.network.messages import Drop, Greeting
 from headrace.process import faults
 from headrace.runtime.remote_worker import RemoteWorker
 from headrace.sql.status import Status
@@ -285,6 +285,45 @@ def test_a_worker_is_lost_while_a_checkpoint_is_written(
     goes(running, source, view)
     check(running, source, sums=SUMS, most=MOST)
     assert running.book.reconnects == before
+    running.stop()
+
+
+def test_a_worker_gives_up_a_checkpoint_between_snapshot_and_write(
+    source, database, start, worker, monkeypatch
+):
+    """The checkpoint fails and is repeated; its answer comes, and no view sees any of it."""
+    running = start(checkpoint_txids=1_000, checkpoint_interval_ms=600_000)
+    worker.wait()
+    view = placed(running, source, database, "sums", SUMS)
+    change(source, random.Random(1), 5)
+    check(running, source, sums=SUMS)
+    taken, dropped, point = threading.Event(), threading.Event(), faults.point
+
+    def wait_there(name: str) -> None:
+        point(name)
+        if name == faults.QUEUES_SYNCED and not dropped.is_set():
+            taken.set()
+            dropped.wait(PATIENCE_S)
+
+    monkeypatch.setattr(faults, "point", wait_there)
+    before = running.book.checkpoints.written
+    told(running, running.engine.durability.begin)
+    assert taken.wait(PATIENCE_S)
+    host = running.book.hosts["w1"]
+    before_it = host.link
+    before_it.send(Drop(999))
+    # Batches are on their way to the worker when it is asked to write.
+    change(source, random.Random(2), 3)
+    dropped.set()
+    told(running, running.engine.durability.still)
+    assert running.book.checkpoints.failures == 1
+    assert running.book.checkpoints.written == before
+    change(source, random.Random(3), 3)
+    check(running, source, sums=SUMS)
+    assert host.link is before_it
+    assert running.book.views[view].left_at is None
+    told(running, running.engine.durability.finish)
+    assert running.book.checkpoints.written > before
     running.stop()
 
 
