@@ -20,6 +20,7 @@ from headrace.errors import BugError
 from headrace.expressions.remote import RemoteEvaluator
 from headrace.expressions.windows import Over, Sorting
 from headrace.kernels import order as kernel
+from headrace.kernels.packed import Packed
 from headrace.types import INT8, Field, Schema
 
 Int64s = npt.NDArray[np.int64]
@@ -56,24 +57,22 @@ class Sorter:
             (_RANK,),
         )
 
-    def orders(self, columns: Sequence[pa.Array], count: int) -> list[bytes]:
+    def orders(self, columns: Sequence[pa.Array], count: int) -> Packed:
         """Return prefix-free sort keys; REQUIRES: native."""
-        parts = []
-        for item in self._order:
-            column, oid = columns[item.column], self._oids[item.column]
-            part: list[bytes] = kernel.directed(
-                keys_of([column], [oid], count).strings(),
+        parts = [
+            kernel.directed(
+                keys_of([columns[item.column]], [self._oids[item.column]], count),
                 descending=item.descending,
                 nulls_first=item.nulls_first,
             )
-            parts.append(part)
-        out: list[bytes] = kernel.joined(parts, count)
-        return out
+            for item in self._order
+        ]
+        return kernel.joined(parts, count)
 
-    def rests(self, columns: Sequence[pa.Array], count: int) -> list[bytes]:
+    def rests(self, columns: Sequence[pa.Array], count: int) -> Packed:
         """Return canonical keys of the columns that are neither sorted nor grouped by."""
         chosen = [columns[i] for i in self._rest]
-        return keys_of(chosen, [self._oids[i] for i in self._rest], count).strings()
+        return keys_of(chosen, [self._oids[i] for i in self._rest], count)
 
     def ranks(self, columns: Sequence[pa.Array], groups: Int64s) -> list[bytes]:
         """Return Postgres' ranks of the rows within their groups; a group's rows are adjacent."""

@@ -10,14 +10,21 @@ import pyarrow as pa
 
 from headrace.collections import plan
 from headrace.collections.base import columns_of, encode, weights_of
-from headrace.collections.by_key import ByKey, Found, difference, nothing
+from headrace.collections.by_key import (
+    ByKey,
+    Found,
+    demand_none_negative,
+    difference,
+    nothing,
+)
 from headrace.collections.listed import Listed, ListedIndex, listed, scanned
 from headrace.collections.sorting import Sorter
 from headrace.errors import BugError
 from headrace.expressions.remote import RemoteEvaluator
 from headrace.kernels import order, packed, rows
+from headrace.kernels.buffers import Int64s
 from headrace.kernels.packed import Packed
-from headrace.state.contract import StateStore
+from headrace.state.contract import IndexState, StateStore
 from headrace.types import Schema, arrow_schema, arrow_type
 
 HEAD: Final = "head"
@@ -84,16 +91,15 @@ class TopK(ByKey):
     def add(self, port: int, keys: Packed, batch: pa.RecordBatch) -> None:
         """See ``ByKey``."""
         columns = columns_of(batch)
-        encoded = encode(columns, batch.num_rows).strings()
-        self._front.add(keys.strings(), columns, encoded, weights_of(batch).tolist())
+        self._front.add(keys, columns, encode(columns, batch.num_rows), weights_of(batch))
 
     def before(self, keys: Packed) -> Found:
         """See ``ByKey``."""
-        return self._front.before(keys.strings())
+        return self._front.before(keys)
 
     def advance(self, keys: Packed, before: Found) -> list[pa.RecordBatch]:
         """See ``ByKey``."""
-        return self.diffs(self._front.advance(keys.strings(), before))
+        return self.diffs(self._front.advance(keys, before))
 
 
 class _Window:
@@ -102,12 +108,14 @@ class _Window:
     def __init__(self, node: plan.TopKSpec) -> None:
         # Without limit the first rows are subtracted from the input, see ``sign``.
         self._offset = 0 if node.limit is None else node.offset
-        self._limit = node.offset if node.limit is None else node.limit
-        self._ties = node.ties and node.limit is not None
+        limit = node.offset if node.limit is None else node.limit
+        self.ties: Final = node.ties and node.limit is not None
         self.sign: Final = -1 if node.limit is None else 1
         """Weight of a row that counts."""
-        self.needed: Final = self._offset + self._limit if self._limit else 0
+        self.needed: Final = self._offset + limit if limit else 0
         """Number of first rows of a group that determine the result, without ties."""
+        self.limits: Final = (self._offset, self.needed)
+        """How many rows are before the first row that counts, and up to the last."""
 
     def cut(self, ordered: Ordered) -> tuple[list[tuple[bytes, int]], int]:
         """Return the rows that count with their weights, and the number of entries needed.
@@ -122,12 +130,12 @@ class _Window:
         for sort_key, row, weight in ordered:
             if weight < 0:
                 raise BugError("a row of negative weight at the end of a txid")
-            if before >= self.needed and (not self._ties or sort_key != last):
+            if before >= self.needed and (not self.ties or sort_key != last):
                 break
             used += 1
             if before < self.needed:
                 last = sort_key
-            end = before + weight if self._ties else min(before + weight, self.needed)
+            end = before + weight if self.ties else min(before + weight, self.needed)
             shown = end - max(before, self._offset)
             if shown > 0:
                 out.append((row, shown))
@@ -145,10 +153,6 @@ class _Window:
                 weights.append(self.sign * weight)
         return scanned(at, found, weights)
 
-    def is_open(self, group: list[tuple[bytes, bytes, int]]) -> bool:
-        """Return whether entries after these may count too."""
-        return self.cut(group)[1] == len(group)
-
 
 class _FirstRows(Protocol):
     """Strategy that finds the first rows of groups."""
@@ -157,18 +161,14 @@ class _FirstRows(Protocol):
         """Open its states in ``store``."""
 
     def add(
-        self,
-        keys: list[bytes],
-        columns: Sequence[pa.Array],
-        encoded: list[bytes],
-        weights: list[int],
+        self, keys: Packed, columns: Sequence[pa.Array], encoded: Packed, weights: Int64s
     ) -> None:
         """Add diffs to the state."""
 
-    def before(self, keys: list[bytes]) -> Found:
+    def before(self, keys: Packed) -> Found:
         """See ``ByKey``."""
 
-    def advance(self, keys: list[bytes], before: Found) -> Found:
+    def advance(self, keys: Packed, before: Found) -> Found:
         """Return the difference of the output of ``keys`` since ``before``."""
 
 
@@ -179,18 +179,13 @@ class _Sorted:
         self._id = node.id
         self._sorter = sorter
         self._window = window
-        self._ties = node.ties
-        self._state: ListedIndex
+        self._state: IndexState
 
     def open(self, store: StateStore) -> None:
-        self._state = ListedIndex(store.index(self._id))
+        self._state = store.index(self._id)
 
     def add(
-        self,
-        keys: list[bytes],
-        columns: Sequence[pa.Array],
-        encoded: list[bytes],
-        weights: list[int],
+        self, keys: Packed, columns: Sequence[pa.Array], encoded: Packed, weights: Int64s
     ) -> None:
         count = len(keys)
         entries = order.entries(
@@ -198,40 +193,51 @@ class _Sorted:
         )
         self._state.add_many(keys, entries, weights)
 
-    def before(self, keys: list[bytes]) -> Found:
+    def before(self, keys: Packed) -> Found:
         """See ``_FirstRows``: return the rows that count in each group."""
-        return self._window.shown(self._heads(keys) if self._window.needed else [])
+        window = self._window
+        if not window.needed:
+            return nothing()
+        at, entries, weights = self._heads(keys)
+        orders, found = order.split(entries)
+        shown, _ = order.first_rows(at, orders, weights, window.limits, ties=window.ties)
+        there = np.flatnonzero(shown)
+        return at[there], found.take(there), window.sign * shown[there]
 
-    def advance(self, keys: list[bytes], before: Found) -> Found:
+    def advance(self, keys: Packed, before: Found) -> Found:
         return difference(before, self.before(keys))
 
-    def _heads(self, keys: list[bytes]) -> list[list[tuple[bytes, bytes, int]]]:
+    def _heads(self, keys: Packed) -> Found:
         """Return, in order, at least the entries of each group that determine the result."""
-        out: list[list[tuple[bytes, bytes, int]]] = [[] for _ in keys]
-        going = list(range(len(keys)))
-        starts: list[bytes] | None = None
-        count = self._window.needed + (1 if self._ties else 0)
-        while going:
-            at, found, weights = self._state.first_many([keys[i] for i in going], count, starts)
-            sort_keys, encoded = order.split(found)
-            ends: dict[int, int] = {}
-            sizes: dict[int, int] = {}
-            for i, place in enumerate(at):
-                out[going[place]].append((sort_keys[i], encoded[i], weights[i]))
-                ends[place] = i
-                sizes[place] = sizes.get(place, 0) + 1
-            if not self._ties:
-                break
+        window = self._window
+        count = window.needed + (1 if window.ties else 0)
+        heads = self._state.first_many(keys, count)
+        demand_none_negative(heads[2], self._id)
+        read = heads
+        while window.ties:
             # A full page may end within the ties.
-            more = [
-                place
-                for place, size in sizes.items()
-                if size == count and self._window.is_open(out[going[place]])
-            ]
-            starts = [found[ends[place]] + b"\0" for place in more]
-            going = [going[place] for place in more]
+            orders = order.split(heads[1])[0]
+            _, more = order.first_rows(heads[0], orders, heads[2], window.limits, ties=True)
+            ends = np.searchsorted(read[0], np.arange(len(more) + 1))
+            going = np.flatnonzero(more & (np.diff(ends) == count))
+            if not len(going):
+                break
+            last = read[1].take(ends[going + 1] - 1)
+            starts = packed.appended(last, packed.repeat(b"\0", len(going)))
             count = _PAGE_ROWS
-        return out
+            at, entries, weights = self._state.first_many(keys.take(going), count, starts)
+            demand_none_negative(weights, self._id)
+            read = going[at], entries, weights
+            heads = _merged(heads, read)
+        return heads
+
+
+def _merged(first: Found, second: Found) -> Found:
+    """Return the rows of each key in ``first``, then those in ``second``."""
+    at = np.concatenate((first[0], second[0]))
+    ascending = np.argsort(at, kind="stable")
+    found = packed.joined([first[1], second[1]]).take(ascending)
+    return at[ascending], found, np.concatenate((first[2], second[2]))[ascending]
 
 
 class _Ranked:
@@ -251,22 +257,22 @@ class _Ranked:
         self._head = ListedIndex(store.index(f"{self._id}.{HEAD}"))
 
     def add(
-        self,
-        keys: list[bytes],
-        columns: Sequence[pa.Array],
-        encoded: list[bytes],
-        weights: list[int],
+        self, keys: Packed, columns: Sequence[pa.Array], encoded: Packed, weights: Int64s
     ) -> None:
-        self._state.add_many(keys, encoded, weights)
-        for key, row, weight in zip(keys, encoded, weights, strict=True):
+        self._state.state.add_many(keys, encoded, weights)
+        changes = zip(keys.strings(), encoded.strings(), weights.tolist(), strict=True)
+        for key, row, weight in changes:
             changed = self._changed.setdefault(key, {})
             changed[row] = changed.get(row, 0) + weight
 
-    def before(self, keys: list[bytes]) -> Found:
+    def before(self, keys: Packed) -> Found:
         """See ``_FirstRows``: the state contains the first rows of each group."""
         return nothing()
 
-    def advance(self, keys: list[bytes], before: Found) -> Found:
+    def advance(self, keys: Packed, before: Found) -> Found:
+        return self._advanced(keys.strings())
+
+    def _advanced(self, keys: list[bytes]) -> Found:
         changed = [self._changed.pop(key) for key in keys]
         if not self._window.needed:
             return nothing()
@@ -324,7 +330,7 @@ class _Ranked:
         columns = rows.decode_rows(packed.pack(wanted), self._types)
         groups = np.repeat(np.arange(len(sizes), dtype=np.int64), sizes)
         ranks = self._sorter.ranks(columns, groups)
-        rests = self._sorter.rests(columns, len(wanted))
+        rests = self._sorter.rests(columns, len(wanted)).strings()
         out: list[list[tuple[bytes, bytes]]] = []
         low = 0
         for size in sizes:

@@ -111,7 +111,7 @@ class Window(ByKey):
         bounds.expect(self, len(at))
         demand_none_negative(weights, self.id)
         columns = rows.decode_rows(found, self._in_types)
-        rests, strings = self._sorter.rests(columns, len(at)), found.strings()
+        rests, strings = self._sorter.rests(columns, len(at)).strings(), found.strings()
         order = sorted(range(len(at)), key=lambda i: (at[i], rests[i], strings[i]))
         columns = _take(columns, order)
         places = at[order]

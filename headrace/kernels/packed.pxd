@@ -5,3 +5,8 @@ cdef bint same(
     const unsigned char[::1] left, const long long[::1] left_bounds, Py_ssize_t i,
     const unsigned char[::1] right, const long long[::1] right_bounds, Py_ssize_t j
 ) noexcept
+
+cdef int compare(
+    const unsigned char[::1] left, Py_ssize_t left_begin, Py_ssize_t left_end,
+    const unsigned char[::1] right, Py_ssize_t right_begin, Py_ssize_t right_end
+) noexcept

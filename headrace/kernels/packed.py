@@ -200,6 +200,19 @@ def either(first: Nullable, second: Packed) -> Packed:
     return take_two(first.packed, second, chosen)
 
 
+def compared(left: Packed, right: Packed) -> Int64s:
+    """Return -1, 0 or 1 per pair: whether the left one sorts before the right one, and so on."""
+    out = np.empty(len(left), np.int64)
+    _compared(
+        buffers.view(left.data),
+        buffers.view(left.bounds),
+        buffers.view(right.data),
+        buffers.view(right.bounds),
+        buffers.view(out),
+    )
+    return out
+
+
 def sorted_order(packed: Packed) -> Int64s:
     """Return the numbers of the strings in ascending order; the sort is stable.
 
@@ -432,6 +445,50 @@ def same(
     if not cython.compiled:
         return left[begin : begin + size] == right[other : other + size]
     return size == 0 or memcmp(cython.address(left[begin]), cython.address(right[other]), size) == 0
+
+
+@cython.cfunc
+@cython.exceptval(check=False)
+def compare(
+    left: cython.const_uchar[::1],
+    left_begin: cython.Py_ssize_t,
+    left_end: cython.Py_ssize_t,
+    right: cython.const_uchar[::1],
+    right_begin: cython.Py_ssize_t,
+    right_end: cython.Py_ssize_t,
+) -> cython.int:
+    """Return -1, 0 or 1: the left bytes sort before the right ones, equal them, or after."""
+    if not cython.compiled:
+        a, b = bytes(left[left_begin:left_end]), bytes(right[right_begin:right_end])
+        return (a > b) - (a < b)
+    size: cython.Py_ssize_t = min(left_end - left_begin, right_end - right_begin)
+    order: cython.int = 0
+    if size > 0:
+        order = memcmp(cython.address(left[left_begin]), cython.address(right[right_begin]), size)
+    if order == 0:
+        return (left_end - left_begin > size) - (right_end - right_begin > size)
+    return 1 if order > 0 else -1
+
+
+@cython.cfunc
+@cython.exceptval(check=False)
+def _compared(
+    left: cython.const_uchar[::1],
+    left_bounds: cython.const_longlong[::1],
+    right: cython.const_uchar[::1],
+    right_bounds: cython.const_longlong[::1],
+    out: cython.longlong[::1],
+) -> cython.void:
+    i: cython.Py_ssize_t
+    for i in range(len(out)):
+        out[i] = compare(
+            left,
+            left_bounds[i],
+            left_bounds[i + 1],
+            right,
+            right_bounds[i],
+            right_bounds[i + 1],
+        )
 
 
 @cython.cfunc

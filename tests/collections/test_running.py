@@ -7,6 +7,8 @@ from decimal import Decimal
 from itertools import cycle
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,7 +16,10 @@ from hypothesis import strategies as st
 from headrace.collections import plan, running
 from headrace.collections.plan import SortKey
 from headrace.collections.running import Running
+from headrace.collections.running_calls import Calls, Carried
 from headrace.errors import BugError, RowError
+from headrace.kernels import packed, rows
+from headrace.kernels import running as kernel
 from headrace.state.memory import MemoryStore
 from headrace.types import BOOL, INT4, INT8, NUMERIC, TEXT, Field
 from tests.amounts import examples
@@ -168,7 +173,7 @@ def test_equals_the_whole(stream, names, frames, order, keys, page) -> None:
     spec = node(names, order, frames, keys)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(running, "_PAGE_ROWS", page)
-        patch.setattr(running, "_PAGE_ROWS_MAX", max(page, 2))
+        patch.setattr(running, "_PAGES_ROWS_MAX", max(page, 2))
         made = Disturbed(lambda: Running(spec, SCHEMA), SCHEMA)
         now: Counter = Counter()
         shown: Counter = Counter()
@@ -222,13 +227,19 @@ def test_errors() -> None:
         made.time_end(0)
     big = plan.WindowCallSpec("", (), Field("s", INT8), True, plan.RunningSpec("sum", 0))
     wide = (Field("k", INT4), Field("x", INT4))
-    made = Running(plan.WindowSpec("w", "i", (), (), (big,), (*wide, big.result)), wide)
-    made.open(MemoryStore())
-    made.apply(0, diffs(wide, f"+{2**33} 2147483647 1"))
-    monstrous = made._ends
-    assert monstrous
     other = plan.WindowCallSpec("x", (), Field("s", INT8))
     with pytest.raises(BugError, match="not computed here"):
         Running(plan.WindowSpec("w", "i", (), (), (other,), wide), wide)
-    with pytest.raises(RowError, match="out of range"):
-        made._result(0, 2**63)
+    calls = Calls(plan.WindowSpec("w", "i", (), (), (big,), (*wide, big.result)), wide)
+    one = np.ones(1, np.int64)
+    lines = kernel.lines(np.zeros(1, np.int64), packed.empty(1), one, 1, 128, 0)
+    row = rows.pack_rows([pa.array([1], pa.int32()), pa.array([None], pa.int32())])
+    for before, total in ((2**62, 2**62 + 1), (2**63 - 2, 2**63 - 1), (2**63 - 1, None)):
+        known = Carried(
+            [pa.array([before])], np.ones(1, np.uint8), packed.empty(0), np.zeros(2, np.int64)
+        )
+        if total is None:
+            with pytest.raises(RowError, match="bigint out of range"):
+                calls.computed(lines, row, one, one, known)
+        else:
+            assert calls.computed(lines, row, one, one, known).columns[0].to_pylist() == [total]

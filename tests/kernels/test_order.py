@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.kernels import order, rows
+from headrace.kernels.packed import pack
 from headrace.types import INT4, NUMERIC, TEXT
 
 VALUES = {
@@ -27,7 +28,8 @@ pieces = st.binary(max_size=6)
 def test_directions_and_nulls(oid, descending, nulls_first) -> None:
     column = VALUES[oid]
     keys = rows.encode_keys([column], [oid], nulls=True)
-    found = order.directed(keys, descending=descending, nulls_first=nulls_first)
+    directed = order.directed(pack(keys), descending=descending, nulls_first=nulls_first)
+    found = directed.strings()
     places = list(range(1, len(column)))
     if descending:
         places.reverse()
@@ -41,14 +43,14 @@ def test_directions_and_nulls(oid, descending, nulls_first) -> None:
 @given(st.lists(st.tuples(pieces, pieces, pieces), max_size=5))
 def test_entries_round_trip(parts) -> None:
     orders, rests, encoded = ([p[i] for p in parts] for i in range(3))
-    made = order.entries(orders, rests, encoded)
-    assert order.split(made) == (orders, encoded)
-    for entry, part in zip(made, parts, strict=True):
+    made = order.entries(pack(orders), pack(rests), pack(encoded))
+    assert [found.strings() for found in order.split(made)] == [orders, encoded]
+    for entry, part in zip(made.strings(), parts, strict=True):
         assert entry.startswith(b"".join(part))
 
 
 def test_parts_are_joined_per_row() -> None:
-    assert order.joined([[b"a", b"b"], [b"1", b"2"]], 2) == [b"a1", b"b2"]
-    assert order.joined([], 2) == [b"", b""]
+    assert order.joined([pack([b"a", b"b"]), pack([b"1", b"2"])], 2).strings() == [b"a1", b"b2"]
+    assert order.joined([], 2).strings() == [b"", b""]
     with pytest.raises(ValueError, match="differ"):
-        order.entries([b"a"], [], [b"b"])
+        order.entries(pack([b"a"]), pack([]), pack([b"b"]))
