@@ -1,7 +1,7 @@
 """The border between packed states and collections that still work on lists of bytes.
 
-``topk``, ``running``, ``recursive`` and ``temporal`` are on this side of it.  Each of these classes
-has the methods of its state, with lists for packed strings and weights.
+``recursive``, ``temporal``, and ``topk`` where Postgres ranks the rows, are on this side of it.
+Each of these classes has the methods of its state, with lists for packed strings and weights.
 """
 
 from __future__ import annotations
@@ -54,24 +54,8 @@ class ListedIndex:
         """See ``IndexState``."""
         return listed(self.state.scan_many(packed.pack(keys)))
 
-    def first_many(
-        self, keys: Sequence[bytes], count: int, starts: Sequence[bytes] | None = None
-    ) -> Listed:
-        """See ``IndexState``."""
-        begins = None if starts is None else packed.pack(starts)
-        return listed(self.state.first_many(packed.pack(keys), count, begins))
-
     def add_many(
         self, keys: Sequence[bytes], rows: Sequence[bytes], weights: Sequence[int]
     ) -> None:
         """See ``IndexState``."""
         self.state.add_many(packed.pack(keys), packed.pack(rows), np.array(weights, np.int64))
-
-    def weight_many(self, keys: Sequence[bytes], rows: Sequence[bytes]) -> list[int]:
-        """See ``IndexState``."""
-        weights: list[int] = self.state.weight_many(packed.pack(keys), packed.pack(rows)).tolist()
-        return weights
-
-    def before_many(self, keys: Sequence[bytes], bounds: Sequence[bytes]) -> list[bytes | None]:
-        """See ``IndexState``."""
-        return self.state.before_many(packed.pack(keys), packed.pack(bounds)).strings()

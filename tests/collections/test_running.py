@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections import Counter
 from decimal import Decimal
 from itertools import cycle
@@ -170,7 +171,40 @@ txids = st.lists(
     page=st.sampled_from([1, 2, 3, 128]),
 )
 def test_equals_the_whole(stream, names, frames, order, keys, page) -> None:
-    spec = node(names, order, frames, keys)
+    equals_the_whole(node(names, order, frames, keys), stream, page)
+
+
+@pytest.mark.parametrize(
+    "seed", [*range(80), *(pytest.param(n, marks=pytest.mark.slow) for n in range(80, 1500))]
+)
+def test_equals_the_whole_in_longer_streams(seed) -> None:
+    """Partitions of several pages, of which rows come back to the places of others."""
+    dice = random.Random(seed)
+    names = dice.sample(sorted(CALLS), dice.randint(1, 4))
+    frames = dice.choice([("",), (ROWS,), ("", ROWS)])
+    spec = node(names, dice.choice([(), (UP,), (UP,)]), frames, dice.choice([(), (0,)]))
+    places = [None, *range(dice.choice((2, 6, 30)))]
+    numbers = [None, "1", "1.0", "-2.50", "3", "99999999999999999999.5"]
+
+    def drawn() -> tuple[object, ...]:
+        texts, flags = (None, "a", "b"), (None, True, False)
+        return (
+            dice.choice((1, 2)),
+            dice.choice(places),
+            dice.choice(numbers),
+            dice.choice(texts),
+            dice.choice(flags),
+        )
+
+    stream = []
+    for _ in range(dice.randint(2, 14)):
+        count = dice.choice((1, 2, 5, 25))
+        changes = [(drawn(), dice.choice((-2, -1, 1, 1, 2))) for _ in range(count)]
+        stream.append((changes, dice.choice(WAYS)))
+    equals_the_whole(spec, stream, dice.choice((1, 2, 3, 8, 128)))
+
+
+def equals_the_whole(spec, stream, page) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(running, "_PAGE_ROWS", page)
         patch.setattr(running, "_PAGES_ROWS_MAX", max(page, 2))
