@@ -300,7 +300,7 @@ class _Parts:
     behind: Int64s
     """Number of lines after the last change so far."""
     carried: Carried
-    """What the calls know of earlier lines."""
+    """State of the calls after the earlier lines."""
 
 
 @dataclass(slots=True)

@@ -24,7 +24,7 @@ _RESUMED: Final = ("count", "dense_rank", "first_value", "max", "min", "sum")
 
 @dataclass(slots=True)
 class Carried:
-    """What calls know of the lines before a page, by partition."""
+    """State of the calls after the lines before a page, by partition."""
 
     values: list[pa.Array]
     """Values of the calls at the last line; NULL if there is no line."""
@@ -38,7 +38,7 @@ class Carried:
 
 @dataclass(slots=True)
 class Computed:
-    """The values of calls at the lines of a page, and what they follow from."""
+    """The values of calls at the lines of a page, with the input of their computation."""
 
     columns: list[pa.Array]
     lines: kernel.Lines
@@ -93,12 +93,12 @@ class Calls:
         """Return the values of calls that ``Computed.encoded`` made."""
         return rows.decode_rows(values, self._out_types)
 
-    # --- what is known of earlier lines
+    # --- state after earlier lines
 
     def resumed(
         self, values: Packed, there: Int64s, count: int, past: Packed, parts: Int64s
     ) -> Carried:
-        """Return what is known before the first page of ``count`` partitions.
+        """Return the state before the first page of ``count`` partitions.
 
         ``values``: those at the last lines of the partitions ``there``, which have any.
         ``past``: rows of the last lines of all partitions, which are ``parts``, ascending.
@@ -110,7 +110,7 @@ class Calls:
         return Carried(columns, (places >= 0).view(np.uint8), past, bounds)
 
     def carried(self, page: Computed, more: Int64s) -> Carried:
-        """Return what is known after a page, of the partitions ``more``."""
+        """Return the state after a page, of the partitions ``more``."""
         lines, before = page.lines, page.before
         begins, ends = lines.bounds[more], lines.bounds[more + 1]
         some = begins < ends
@@ -153,7 +153,7 @@ class Calls:
 
         ``encoded``, ``weights``: row and weight of each entry of the page.
         ``places``: number of rows before the page, by partition.
-        ``before``: what is known of earlier lines.
+        ``before``: the state after earlier lines.
 
         Raises:
             RowError: a sum is out of its type's range.

@@ -97,7 +97,7 @@ def _parsed(
 
 @dataclass(slots=True)
 class Settled:
-    """What differs between the stored output and the lines of a page."""
+    """Differences between the stored output and the lines of a page."""
 
     removed: Int64s
     """Stored rows that are no longer right."""
