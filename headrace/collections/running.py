@@ -25,11 +25,10 @@ from headrace.collections.base import (
 from headrace.collections.by_key import demand_none_negative
 from headrace.collections.running_calls import Calls, Carried, Computed
 from headrace.collections.sorting import Sorter
-from headrace.errors import BugError
 from headrace.kernels import order, packed, rows, stored_output
 from headrace.kernels import running as kernel
 from headrace.kernels.buffers import Int64s
-from headrace.kernels.numbering import Numbering, add_up
+from headrace.kernels.numbering import Numbering, summed
 from headrace.kernels.packed import Packed
 from headrace.kernels.stored_output import Stored
 from headrace.state.contract import IndexState, StateStore
@@ -64,8 +63,6 @@ class Running(Collection):
         self._oids = [in_schema[i].oid for i in node.keys]
         self._in_types = [arrow_type(f.oid) for f in in_schema]
         self._sorter = Sorter(in_schema, node.keys, node.order, None)
-        if not self._sorter.native or any(call.running is None for call in node.calls):
-            raise BugError("a window that is not computed here")
         self._calls = Calls(node, in_schema)
         self._state: IndexState
         self._out: IndexState
@@ -150,13 +147,12 @@ class Running(Collection):
 
     def _started(self, keys: Packed, firsts: Packed, lasts: Packed) -> _Parts:
         """Return the partitions at their first changed peer group, with the values before it."""
-        first = bounds = firsts
         for _ in range(self._calls.ahead):
-            found = self._state.before_many(keys, bounds)
+            found = self._state.before_many(keys, firsts)
             if not found.valid.any():
                 break
-            first = bounds = packed.either(found, bounds)
-        starts = order.split(first)[0]
+            firsts = packed.either(found, firsts)
+        starts = order.split(firsts)[0]
         shown = self._out.before_many(keys, starts)
         there = np.flatnonzero(shown.valid)
         stored = stored_output.parsed(shown.packed.take(there))
@@ -198,11 +194,8 @@ class Running(Collection):
         orders, encoded = order.split(entries)
         lines = kernel.lines(at, orders, weights, len(parts.keys), size, self._calls.ahead)
         computed = self._calls.computed(lines, encoded, weights, parts.places, parts.carried)
-        places = np.zeros(len(lines.entry), np.int64)
-        if self._calls.numbered:
-            places += parts.places[lines.part] + np.arange(len(places)) + 1
-            places -= lines.bounds[lines.part]
-        stored = Stored(entries, lines.copy, computed.encoded(), places)
+        numbers = computed.numbers if self._calls.numbered else np.zeros_like(lines.entry)
+        stored = Stored(entries, lines.copy, computed.encoded(), numbers)
         at, found = self._stored(parts, lines, entries, size)
         return _Page(entries, orders, computed, stored, (at, stored_output.parsed(found)), found)
 
@@ -253,11 +246,7 @@ class Running(Collection):
         values = packed.joined([old.values.take(removed), values])
         if len(removed) and len(added):
             # A copy may take the place of another one.
-            numbers, firsts = Numbering().add(packed.appended(encoded, values))
-            sums = np.zeros(len(firsts), np.int64)
-            add_up(numbers, weights, sums)
-            there = np.flatnonzero(sums)
-            chosen, weights = firsts[there], sums[there]
+            chosen, weights = summed(packed.appended(encoded, values), weights)
             encoded, values = encoded.take(chosen), values.take(chosen)
         columns = rows.decode_rows(encoded, self._in_types) if self._in_types else []
         columns += self._calls.decoded(values)

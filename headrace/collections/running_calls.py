@@ -18,8 +18,6 @@ from headrace.kernels.packed import Packed
 from headrace.types import BPCHAR, Schema, arrow_type
 
 _INT8_MAX: Final = 2**63 - 1
-_RESUMED: Final = ("count", "dense_rank", "first_value", "max", "min", "sum")
-"""Functions whose value at a line follows from the value at the line before."""
 
 
 @dataclass(slots=True)
@@ -41,6 +39,8 @@ class Computed:
     """The values of calls at the lines of a page, with the input of their computation."""
 
     columns: list[pa.Array]
+    numbers: Int64s
+    """Number of each line in its partition, from 1 on."""
     lines: kernel.Lines
     rows: Packed
     """The input rows of the page, then those of ``before.past``."""
@@ -117,9 +117,7 @@ class Calls:
         places = np.where(some, ends - 1, len(lines.entry) + more)
         values = [
             pa.concat_arrays([made, old]).take(pa.array(places))
-            if spec.function in _RESUMED
-            else old
-            for spec, made, old in zip(self._specs, page.columns, before.values, strict=True)
+            for made, old in zip(page.columns, before.values, strict=True)
         ]
         known = some.view(np.uint8) | before.known[more]
         if not self.back:
@@ -158,18 +156,18 @@ class Calls:
         Raises:
             RowError: a sum is out of its type's range.
         """
-        page = Computed([], lines, encoded, before)
+        numbers = places[lines.part] + np.arange(len(lines.part)) - lines.bounds[lines.part] + 1
+        page = Computed([], numbers, lines, encoded, before)
         if self.back:
             page.rows = packed.joined([encoded, before.past])
         arguments = rows.decode_rows(page.rows, self._in_types) if self._reads else []
         for number, spec in enumerate(self._specs):
             column = None if spec.argument is None else arguments[spec.argument]
             match spec.function:
-                case "row_number" | "rank":
-                    line = (
-                        np.arange(len(lines.part)) if spec.function == "row_number" else lines.first
-                    )
-                    found = pa.array(places[lines.part] + line - lines.bounds[lines.part] + 1)
+                case "row_number":
+                    found = pa.array(numbers)
+                case "rank":
+                    found = pa.array(numbers[lines.first])
                 case "dense_rank":
                     found = pa.array(_numbers(before.values[number])[lines.part] + lines.group)
                 case "lag" | "lead":

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from headrace.collections.base import keys_of
@@ -20,10 +19,9 @@ from headrace.errors import BugError
 from headrace.expressions.remote import RemoteEvaluator
 from headrace.expressions.windows import Over, Sorting
 from headrace.kernels import order as kernel
+from headrace.kernels.buffers import Int64s
 from headrace.kernels.packed import Packed
 from headrace.types import INT8, Field, Schema
-
-Int64s = npt.NDArray[np.int64]
 
 _RANK: Final = Field("rank", INT8)
 

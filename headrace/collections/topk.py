@@ -30,7 +30,7 @@ from headrace.types import Schema, arrow_schema, arrow_type
 HEAD: Final = "head"
 """Suffix of the state with the first rows, if the order is not native."""
 _PAGE_ROWS: Final = 256
-"""Rows per read beyond the first ones, to find further ties."""
+"""Rows of the first read beyond the first ones, to find further ties; later reads grow."""
 
 Ordered = Iterable[tuple[bytes, bytes, int]]
 """(sort key, row, weight > 0) of a group, in order."""
@@ -224,7 +224,7 @@ class _Sorted:
                 break
             last = read[1].take(ends[going + 1] - 1)
             starts = packed.appended(last, packed.repeat(b"\0", len(going)))
-            count = _PAGE_ROWS
+            count = max(_PAGE_ROWS, 4 * count)
             at, entries, weights = self._state.first_many(keys.take(going), count, starts)
             demand_none_negative(weights, self._id)
             read = going[at], entries, weights

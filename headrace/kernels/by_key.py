@@ -11,7 +11,7 @@ import numpy as np
 
 from headrace.kernels import buffers, packed
 from headrace.kernels.buffers import Int64s
-from headrace.kernels.numbering import Numbering, add_up
+from headrace.kernels.numbering import summed
 from headrace.kernels.packed import Packed
 
 if cython.compiled:
@@ -46,12 +46,8 @@ def difference(before: Found, after: Found) -> Found:
     rows = packed.take_two(before[1], after[1], numbers)
     if alone:
         return keys, rows, weights
-    ids, firsts = Numbering().add(packed.appended(packed.fixed(keys), rows))
-    sums = np.zeros(len(firsts), np.int64)
-    add_up(ids, weights, sums)
-    there = np.flatnonzero(sums)
-    chosen = firsts[there]
-    return keys[chosen], rows.take(chosen), sums[there]
+    chosen, sums = summed(packed.appended(packed.fixed(keys), rows), weights)
+    return keys[chosen], rows.take(chosen), sums
 
 
 def least(found: Found, wanted: Int64s) -> Found:

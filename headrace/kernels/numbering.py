@@ -171,6 +171,19 @@ def add_up(numbers: Int64s, weights: Int64s, totals: Int64s) -> None:
         raise OverflowError("a weight beyond 64 bits")
 
 
+def summed(some: Packed, weights: Int64s) -> tuple[Int64s, Int64s]:
+    """Return where each string first occurs, and its sum of weights; none with sum 0.
+
+    Raises:
+        OverflowError: a sum is beyond 64 bits.
+    """
+    numbers, firsts = Numbering().add(some)
+    sums = np.zeros(len(firsts), np.int64)
+    add_up(numbers, weights, sums)
+    there = np.flatnonzero(sums)
+    return firsts[there], sums[there]
+
+
 def consolidate(some: Packed, weights: Int64s) -> tuple[Packed, Int64s]:
     """Sum the weights of equal rows and drop zeros; rows keep first-seen order."""
     total = Consolidator()
