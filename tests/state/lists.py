@@ -63,6 +63,18 @@ class ListedMap(listed.ListedMap):
 class ListedIndex(listed.ListedIndex):
     """An ``IndexState`` with lists."""
 
+    def first_many(
+        self, keys: Sequence[bytes], count: int, starts: Sequence[bytes] | None = None
+    ) -> listed.Listed:
+        begins = None if starts is None else packed.pack(starts)
+        return listed.listed(self.state.first_many(packed.pack(keys), count, begins))
+
+    def weight_many(self, keys: Sequence[bytes], rows: Sequence[bytes]) -> list[int]:
+        return self.state.weight_many(packed.pack(keys), packed.pack(rows)).tolist()
+
+    def before_many(self, keys: Sequence[bytes], bounds: Sequence[bytes]) -> list[bytes | None]:
+        return self.state.before_many(packed.pack(keys), packed.pack(bounds)).strings()
+
     def extreme_many(self, keys: Sequence[bytes], *, last: bool) -> list[bytes | None]:
         return self.state.extreme_many(packed.pack(keys), last=last).strings()
 
