@@ -16,7 +16,7 @@ from headrace.types import INT2, INT4, INT8, NUMERIC
 # fmt: off
 AggregateFunction = Literal[
     "count_star", "count", "sum", "avg", "bool_and", "bool_or", "min", "max",
-    "any", "single", "remote",
+    "any", "single", "stddev_samp", "stddev_pop", "var_samp", "var_pop", "remote",
 ]
 # fmt: on
 """A function of ``AggregateSpec``."""
@@ -105,6 +105,10 @@ NATIVE: Final[Mapping[AggregateFunction, AggregateTraits]] = {
     "max": _EXTREME,
     "any": _ANY,
     "single": AggregateTraits(Empty.NULL),
+    "stddev_samp": _SUM,
+    "stddev_pop": _SUM,
+    "var_samp": _SUM,
+    "var_pop": _SUM,
     "remote": _UNKNOWN,
 }
 COMPILED: Final[Mapping[str, AggregateFunction]] = {
@@ -117,6 +121,12 @@ COMPILED: Final[Mapping[str, AggregateFunction]] = {
     "min": "min",
     "max": "max",
     "any_value": "any",
+    "stddev": "stddev_samp",
+    "stddev_samp": "stddev_samp",
+    "stddev_pop": "stddev_pop",
+    "variance": "var_samp",
+    "var_samp": "var_samp",
+    "var_pop": "var_pop",
 }
 """Function that computes a built-in aggregate, for some types of its argument at least."""
 
@@ -129,10 +139,6 @@ BUILT_IN: Final[Mapping[str, AggregateTraits]] = {
     **dict.fromkeys(("bit_and", "bit_or", "bit_xor"), replace(_REMOTE, total=Total.INTEGERS)),
     **dict.fromkeys(
         ("mode", "range_agg", "range_intersect_agg"), replace(_REMOTE, total=Total.ANY)
-    ),
-    **dict.fromkeys(
-        ("stddev", "stddev_pop", "stddev_samp", "variance", "var_pop", "var_samp"),
-        replace(_REMOTE, total=Total.EXACT),
     ),
     **dict.fromkeys(
         (

@@ -34,16 +34,13 @@ from headrace.collections.retained_values import (
 )
 from headrace.errors import BugError
 from headrace.expressions.remote import RemoteEvaluator
-from headrace.kernels import aggregate, buffers, decimals, numeric, packed, rows
+from headrace.kernels import aggregate, buffers, decimals, numeric, packed, rows, variance
 from headrace.kernels.aggregate import Numbers
 from headrace.kernels.packed import Packed
+from headrace.kernels.sums import FloatSums, IntSums, SquareSums
 from headrace.state.contract import StateStore
 
 Int64s = npt.NDArray[np.int64]
-
-
-_SPECIAL: Final = 4
-"""Number of integers that ``NumericSum`` gathers before those of its scales."""
 
 
 class Accumulator(ABC):
@@ -106,7 +103,7 @@ class Count(_Added):
 
     def __init__(self, result: types.Field) -> None:
         super().__init__(result)
-        self._sums = aggregate.IntSums()
+        self._sums = IntSums()
 
     def add(self, slots: Int64s, column: pa.Array, weights: Int64s, slot_count: int) -> None:
         """See ``Accumulator``."""
@@ -114,7 +111,7 @@ class Count(_Added):
 
     def gather(self, slot_count: int) -> None:
         """See ``Accumulator``."""
-        self._gathered, self._sums = [self._sums.take(slot_count)], aggregate.IntSums()
+        self._gathered, self._sums = [self._sums.take(slot_count)], IntSums()
 
     def advance(
         self, olds: list[Numbers], at: list[int], slots: slice, news: list[Numbers]
@@ -131,7 +128,7 @@ class Truth(_Added):
     def __init__(self, result: types.Field, *, every: bool) -> None:
         super().__init__(result)
         self._every = every
-        self._counts, self._trues = aggregate.IntSums(), aggregate.IntSums()
+        self._counts, self._trues = IntSums(), IntSums()
 
     def add(self, slots: Int64s, column: pa.Array, weights: Int64s, slot_count: int) -> None:
         """See ``Accumulator``."""
@@ -142,7 +139,7 @@ class Truth(_Added):
     def gather(self, slot_count: int) -> None:
         """See ``Accumulator``."""
         self._gathered = [self._counts.take(slot_count), self._trues.take(slot_count)]
-        self._counts, self._trues = aggregate.IntSums(), aggregate.IntSums()
+        self._counts, self._trues = IntSums(), IntSums()
 
     def advance(
         self, olds: list[Numbers], at: list[int], slots: slice, news: list[Numbers]
@@ -165,7 +162,7 @@ class IntSum(_Added):
     def __init__(self, result: types.Field, *, average: bool) -> None:
         super().__init__(result)
         self._kind = 2 if average else int(result.oid == types.NUMERIC)
-        self._counts, self._sums = aggregate.IntSums(), aggregate.IntSums()
+        self._counts, self._sums = IntSums(), IntSums()
 
     def add(self, slots: Int64s, column: pa.Array, weights: Int64s, slot_count: int) -> None:
         """See ``Accumulator``."""
@@ -176,7 +173,7 @@ class IntSum(_Added):
     def gather(self, slot_count: int) -> None:
         """See ``Accumulator``."""
         self._gathered = [self._counts.take(slot_count), self._sums.take(slot_count)]
-        self._counts, self._sums = aggregate.IntSums(), aggregate.IntSums()
+        self._counts, self._sums = IntSums(), IntSums()
 
     def advance(
         self, olds: list[Numbers], at: list[int], slots: slice, news: list[Numbers]
@@ -189,68 +186,75 @@ class IntSum(_Added):
         return out
 
 
-class NumericSum(Accumulator):
-    """``sum`` and ``avg`` of numerics, one sum per display scale."""
+class _Scaled(Accumulator):
+    """An accumulator of exact numbers: a few sums per display scale (``merged_scales``)."""
 
-    def __init__(self, result: types.Field, *, average: bool) -> None:
+    _kinds: tuple[type[IntSums], ...] = (IntSums, IntSums)
+    """Of the counts, and of the powers of the values."""
+
+    def __init__(self, result: types.Field) -> None:
         super().__init__(result)
-        self._average = average
         self._gathered: list[Numbers] = []
         self._reset()
 
     def _reset(self) -> None:
-        self._scales: dict[int, tuple[aggregate.IntSums, aggregate.IntSums]] = {}
-        self._special = [aggregate.IntSums() for _ in range(3)]
-        self._seldom: dict[tuple[int, int], tuple[int, int]] = {}
+        self._scales: dict[int, list[IntSums]] = {}
+        self._special = [IntSums() for _ in range(3)]
 
     def add(self, slots: Int64s, column: pa.Array, weights: Int64s, slot_count: int) -> None:
         """See ``Accumulator``."""
+        if not pa.types.is_string(column.type):
+            self._add_alike(0, slots, buffers.values(column).astype(np.int64), weights, slot_count)
+            return
         parsed = numeric.parse(column)
         kinds, scales = parsed.kinds, parsed.scales
         small = kinds == decimals.SMALL
-        alike = bool(small.all() and (scales == scales[:1]).all())
-        for scale in scales[:1].tolist() if alike else np.unique(scales[small]).tolist():
-            chosen = slice(None) if alike else small & (scales == scale)
-            counts, sums = self._scales.setdefault(
-                scale, (aggregate.IntSums(), aggregate.IntSums())
-            )
-            values, where = parsed.mantissas[chosen], slots[chosen]
-            counts.add(where, np.ones_like(values), weights[chosen], slot_count)
-            sums.add(where, values, weights[chosen], slot_count)
-        if small.all():
+        if small.all() and (scales == scales[:1]).all():
+            for scale in scales[:1].tolist():
+                self._add_alike(scale, slots, parsed.mantissas, weights, slot_count)
             return
+        for scale in np.unique(scales[small]).tolist():
+            chosen = small & (scales == scale)
+            own = slots[chosen], parsed.mantissas[chosen], weights[chosen]
+            self._add_alike(scale, *own, slot_count)
         specials = (decimals.NAN, decimals.PLUS_INF, decimals.MINUS_INF)
         for counts, kind in zip(self._special, specials, strict=True):
             _count(counts, kinds == kind, slots, weights, slot_count)
         for i in np.flatnonzero(kinds == decimals.BIG).tolist():
             _, mantissa, scale = decimals.read(column[i].as_py())
-            key, weight = (int(slots[i]), scale), int(weights[i])
-            count, total = self._seldom.get(key, (0, 0))
-            self._seldom[key] = (count + weight, total + weight * mantissa)
+            for power, one in enumerate(self._of_scale(scale)):
+                one.add_one(int(slots[i]), int(weights[i]) * mantissa**power)
+
+    def _of_scale(self, scale: int) -> list[IntSums]:
+        if scale not in self._scales:
+            self._scales[scale] = [kind() for kind in self._kinds]
+        return self._scales[scale]
+
+    def _add_alike(
+        self, scale: int, slots: Int64s, mantissas: Int64s, weights: Int64s, slot_count: int
+    ) -> None:
+        counts, *powers = self._of_scale(scale)
+        counts.add(slots, np.ones_like(mantissas), weights, slot_count)
+        for one in powers:
+            one.add(slots, mantissas, weights, slot_count)
 
     def gather(self, slot_count: int) -> None:
         """See ``Accumulator``."""
-        seldom = self._seldom
-        plain = not seldom and not any(one.used for one in self._special)
-        if plain and len(self._scales) == 1:
-            [(scale, (counts, sums))] = self._scales.items()
-            found = counts.take(slot_count), sums.take(slot_count)
-            self._gathered = aggregate.of_one_scale(scale, *found)
-            self._reset()
-            return
-        special = [one.take(slot_count) for one in self._special]
-        out = [[0, *counts] for counts in zip(*special, strict=True)]
-        for scale in sorted(self._scales):
-            counts, sums = self._scales[scale]
-            pairs = zip(counts.take(slot_count), sums.take(slot_count), strict=True)
-            for slot, (count, total) in enumerate(pairs):
-                if count or total:
-                    # One entry per scale, with the values too big for the fast path.
-                    more = seldom.pop((slot, scale), (0, 0))
-                    out[slot].extend((scale, count + more[0], total + more[1]))
-        for (slot, scale), (count, total) in sorted(seldom.items()):
-            out[slot].extend((scale, count, total))
-        self._gathered = out
+        scales = {
+            scale: [one.take(slot_count) for one in found] for scale, found in self._scales.items()
+        }
+        if len(scales) == 1 and not any(one.used for one in self._special):
+            [(scale, columns)] = scales.items()
+            self._gathered = aggregate.of_one_scale(scale, columns)
+        else:
+            special = [one.take(slot_count) for one in self._special]
+            self._gathered = [[0, *counts] for counts in zip(*special, strict=True)]
+            for scale in sorted(scales):
+                for own, numbers in zip(
+                    self._gathered, zip(*scales[scale], strict=True), strict=True
+                ):
+                    if any(numbers):
+                        own.extend((scale, *numbers))
         self._reset()
 
     def gathered(self) -> Numbers:
@@ -259,19 +263,18 @@ class NumericSum(Accumulator):
 
     def join(self, numbers: Numbers) -> None:
         """See ``Accumulator``."""
-        own = self._gathered[0]
-        _, *special = numbers[:_SPECIAL]
-        for place, count in enumerate(special, 1):
-            own[place] += count
-        found = {own[i]: i for i in range(_SPECIAL, len(own), 3)}
-        for i in range(_SPECIAL, len(numbers), 3):
-            scale, count, total = numbers[i : i + 3]
-            place = found.get(scale, 0)
-            if place:
-                own[place + 1] += count
-                own[place + 2] += total
-            else:
-                own += (scale, count, total)
+        merged: Numbers = []
+        width = 1 + len(self._kinds)
+        aggregate.merged_scales([self._gathered[0]], [0], 0, numbers, merged, width)
+        self._gathered[0] = merged
+
+
+class NumericSum(_Scaled):
+    """``sum`` and ``avg`` of numerics."""
+
+    def __init__(self, result: types.Field, *, average: bool) -> None:
+        super().__init__(result)
+        self._average = average
 
     def advance(
         self, olds: list[Numbers], at: list[int], slots: slice, news: list[Numbers]
@@ -279,6 +282,26 @@ class NumericSum(Accumulator):
         """See ``Accumulator``."""
         out: list[Any] = aggregate.advance_numerics(
             olds, at, self._gathered[slots], news, self._average
+        )
+        return out
+
+
+class Variance(_Scaled):
+    """Variances and standard deviations of integers and numerics."""
+
+    _kinds = (IntSums, IntSums, SquareSums)
+
+    def __init__(self, result: types.Field, *, sample: bool, root: bool) -> None:
+        super().__init__(result)
+        self._sample = sample
+        self._root = root
+
+    def advance(
+        self, olds: list[Numbers], at: list[int], slots: slice, news: list[Numbers]
+    ) -> list[Any]:
+        """See ``Accumulator``."""
+        out: list[Any] = variance.advance_variances(
+            olds, at, self._gathered[slots], news, self._sample, self._root
         )
         return out
 
@@ -292,8 +315,8 @@ class FloatSum(_Added):
         self._reset()
 
     def _reset(self) -> None:
-        self._counts = [aggregate.IntSums() for _ in range(5)]
-        self._sums = aggregate.FloatSums()
+        self._counts = [IntSums() for _ in range(5)]
+        self._sums = FloatSums()
 
     def add(self, slots: Int64s, column: pa.Array, weights: Int64s, slot_count: int) -> None:
         """See ``Accumulator``."""
@@ -326,7 +349,7 @@ class FloatSum(_Added):
 
 
 def _count(
-    sums: aggregate.IntSums,
+    sums: IntSums,
     mask: npt.NDArray[np.bool_],
     slots: Int64s,
     weights: Int64s,
@@ -470,15 +493,20 @@ def _part(spec: AggregateSpec, name: str, number: int, fields: types.Schema) -> 
 def _accumulator(
     function: AggregateFunction, argument: types.Field, result: types.Field
 ) -> Accumulator:
+    integer = argument.oid in (types.INT2, types.INT4, types.INT8)
+    exact = integer or argument.oid == types.NUMERIC
     if function == "count":
         return Count(result)
     if function in ("bool_and", "bool_or"):
         return Truth(result, every=function == "bool_and")
+    if function in ("stddev_samp", "stddev_pop", "var_samp", "var_pop") and exact:
+        name, over = function.split("_")
+        return Variance(result, sample=over == "samp", root=name == "stddev")
     if function in ("sum", "avg"):
         average = function == "avg"
-        if argument.oid in (types.INT2, types.INT4, types.INT8):
+        if integer:
             return IntSum(result, average=average)
-        if argument.oid == types.NUMERIC:
+        if exact:
             return NumericSum(result, average=average)
         if argument.oid in (types.FLOAT4, types.FLOAT8):
             return FloatSum(result, average=average)

@@ -19,6 +19,7 @@ from headrace.kernels.aggregate import Numbers
 from headrace.kernels.buffers import Int64s
 from headrace.kernels.numbering import Numbering
 from headrace.kernels.packed import Nullable, Packed
+from headrace.kernels.sums import IntSums
 from headrace.state.contract import MapState, StateStore
 from headrace.types import Schema, arrow_type, diff_batch
 
@@ -62,7 +63,7 @@ class Reduce(Collection):
     def _clear(self) -> None:
         self._slots = Numbering()
         self._key_rows: list[Packed] = []
-        self._counts = aggregate.IntSums()
+        self._counts = IntSums()
 
     def open(self, store: StateStore) -> None:
         """See ``Collection``."""

@@ -1,11 +1,5 @@
 # cython: language_level=3, boundscheck=False, wraparound=False
-"""Exact sums per group over a txid, and the encoding of a group's numbers.
-
-A group has a *slot* (0, 1, …) within a txid.  Sums of value x weight are accumulated per slot and
-returned as Python integers, which cannot overflow.  No value is rounded: a float is an integer
-multiple of 2**-1152, a numeric an integer at its own scale.  So subtracting an added value
-restores exactly the previous sum.
-"""
+"""Numbers of groups: their encoding, and how a txid's sums (``sums``) change them."""
 
 from __future__ import annotations
 
@@ -18,6 +12,7 @@ import numpy.typing as npt
 
 from headrace.kernels import buffers, decimals, packed
 from headrace.kernels.packed import Nullable, Packed
+from headrace.kernels.sums import FLOAT_UNIT_BITS
 
 if cython.compiled:
     from cython.cimports.headrace.kernels.packed import same
@@ -25,10 +20,7 @@ else:
     from headrace.kernels.packed import same
 
 Int64s = npt.NDArray[np.int64]
-Floats = npt.NDArray[np.float64]
 
-FLOAT_UNIT_BITS: Final = 1152
-"""Sums of floats are in units of 2**-1152 (the least double is 2**-1074)."""
 _VERSION: Final = 1
 _SMALL: Final = 2**55
 """Integers below it, and above its negative, take at most seven bytes."""
@@ -37,134 +29,6 @@ _NAN, _INFINITY = float("nan"), float("inf")
 
 Numbers = list[int]
 """State of a group: its row count, then the numbers of each aggregate."""
-
-_WEIGHTS_MAX: Final = 2**29
-"""Sum of absolute weights up to which 33-bit limbs cannot overflow 64 bits."""
-
-
-class IntSums:
-    """Exact sums per slot of 64-bit values times their weights."""
-
-    def __init__(self) -> None:
-        self._low = np.zeros(0, np.int64)
-        self._high = np.zeros(0, np.int64)
-        self._weights = 0.0
-        self._folded: dict[int, int] = {}
-
-    @property
-    def used(self) -> bool:
-        """Whether something was added."""
-        return len(self._low) > 0 or len(self._folded) > 0
-
-    def add(self, slots: Int64s, values: Int64s, weights: Int64s, slot_count: int) -> None:
-        """Add ``values[i] * weights[i]`` to slot ``slots[i]``; all slots < ``slot_count``."""
-        weight = float(np.abs(weights.astype(np.float64)).sum())
-        if weight > _WEIGHTS_MAX:
-            rows = zip(slots.tolist(), values.tolist(), weights.tolist(), strict=True)
-            for slot, value, times in rows:
-                self._folded[slot] = self._folded.get(slot, 0) + value * times
-            return
-        if self._weights + weight > _WEIGHTS_MAX:
-            self._fold()
-        self._weights += weight
-        self._low = _grown(self._low, slot_count)
-        self._high = _grown(self._high, slot_count)
-        _add_split(
-            buffers.view(slots),
-            buffers.view(values),
-            buffers.view(weights),
-            buffers.view(self._low),
-            buffers.view(self._high),
-        )
-
-    def _fold(self) -> None:
-        for slot in np.flatnonzero((self._low != 0) | (self._high != 0)).tolist():
-            value = (int(self._high[slot]) << 32) + int(self._low[slot])
-            self._folded[slot] = self._folded.get(slot, 0) + value
-        self._low[:] = 0
-        self._high[:] = 0
-        self._weights = 0.0
-
-    def take(self, slot_count: int) -> list[int]:
-        """Return the sums of slots 0 … ``slot_count`` - 1."""
-        low = _grown(self._low, slot_count)[:slot_count].tolist()
-        high = _grown(self._high, slot_count)[:slot_count].tolist()
-        out = [(top << 32) + rest for top, rest in zip(high, low, strict=True)]
-        for slot, value in self._folded.items():
-            out[slot] += value
-        return out
-
-
-class FloatSums:
-    """Exact sums per slot of finite doubles times their weights, in units of 2**-1152.
-
-    A superaccumulator, sparse by exponent: values in the same bucket of 32 exponents share three
-    limbs of 32 bits per slot.
-    """
-
-    def __init__(self) -> None:
-        self._limbs: dict[int, tuple[IntSums, IntSums, IntSums]] = {}
-
-    def add(self, slots: Int64s, values: Floats, weights: Int64s, slot_count: int) -> None:
-        """Add ``values[i] * weights[i]`` to slot ``slots[i]``; all values are finite."""
-        fractions, exponents = np.frexp(values)
-        mantissas = (fractions * 2.0**53).astype(np.int64)
-        places = exponents.astype(np.int64) + (FLOAT_UNIT_BITS - 53)
-        buckets, shifts = places >> 5, places & 31
-        for bucket in np.unique(buckets[mantissas != 0]).tolist():
-            chosen = (buckets == bucket) & (mantissas != 0)
-            sums = self._limbs.setdefault(bucket, (IntSums(), IntSums(), IntSums()))
-            limbs = _limbs(mantissas[chosen], shifts[chosen])
-            for one, limb in zip(sums, limbs, strict=True):
-                one.add(slots[chosen], limb, weights[chosen], slot_count)
-
-    def take(self, slot_count: int) -> list[int]:
-        """Return the sums of slots 0 … ``slot_count`` - 1."""
-        out = [0] * slot_count
-        for bucket, sums in self._limbs.items():
-            for place, one in enumerate(sums):
-                shift = 32 * (bucket + place)
-                for slot, value in enumerate(one.take(slot_count)):
-                    if value:
-                        out[slot] += value << shift
-        return out
-
-
-def _limbs(mantissas: Int64s, shifts: Int64s) -> tuple[Int64s, Int64s, Int64s]:
-    """Split ``mantissas << shifts`` (up to 84 bits) into signed limbs of up to 33 bits."""
-    signs = np.sign(mantissas)
-    sizes = np.abs(mantissas)
-    mask = np.int64(0xFFFFFFFF)
-    low = (sizes & mask) << shifts
-    high = (sizes >> 32) << shifts
-    return (signs * (low & mask), signs * ((low >> 32) + (high & mask)), signs * (high >> 32))
-
-
-def _grown(array: Int64s, size: int) -> Int64s:
-    if len(array) >= size:
-        return array
-    out = np.zeros(max(size, 2 * len(array)), np.int64)
-    out[: len(array)] = array
-    return out
-
-
-@cython.cfunc
-@cython.exceptval(check=False)
-def _add_split(
-    slots: cython.const_longlong[::1],
-    values: cython.const_longlong[::1],
-    weights: cython.const_longlong[::1],
-    low: cython.longlong[::1],
-    high: cython.longlong[::1],
-) -> cython.void:
-    i: cython.Py_ssize_t
-    for i in range(len(slots)):
-        slot: cython.Py_ssize_t = slots[i]
-        value: cython.longlong = values[i]
-        weight: cython.longlong = weights[i]
-        low[slot] += (value & 0xFFFFFFFF) * weight
-        high[slot] += (value >> 32) * weight
-
 
 # --- encoding of a group's numbers
 
@@ -426,13 +290,12 @@ def _average(total: int, scale: int, count: int) -> str:
     return decimals.write(quotient)
 
 
-def of_one_scale(scale: int, counts: list[int], sums: list[int]) -> list[Numbers]:
-    """Return the changes for ``advance_numerics`` if all values of a txid have one scale."""
-    i: cython.Py_ssize_t
+def of_one_scale(scale: int, columns: list[list[int]]) -> list[Numbers]:
+    """Return the changes for ``merged_scales`` if all values of a txid have one scale."""
     out: list[Numbers] = []
-    for i in range(len(counts)):
-        if counts[i] or sums[i]:
-            out.append([0, 0, 0, 0, scale, counts[i], sums[i]])
+    for numbers in zip(*columns, strict=True):
+        if any(numbers):
+            out.append([0, 0, 0, 0, scale, *numbers])
         else:
             out.append([0, 0, 0, 0])
     return out
@@ -441,13 +304,11 @@ def of_one_scale(scale: int, counts: list[int], sums: list[int]) -> list[Numbers
 def advance_numerics(
     olds: list[Numbers], at: list[int], gathered: list[Numbers], news: list[Numbers], average: bool
 ) -> list[str | None]:
-    """Merge ``[entries, NaN, +Inf, -Inf, then scale, count, sum of each entry]``.
+    """Merge the numbers of ``merged_scales``, sums only; return sums or averages.
 
-    There is one entry for each display scale: a sum has the greatest scale present.  Returns sums
-    or averages.  OverflowError if Postgres cannot represent the result.
+    OverflowError if Postgres cannot represent the result.
     """
     i: cython.Py_ssize_t
-    k: cython.Py_ssize_t
     out: list[str | None] = []
     for i in range(len(gathered)):
         new: list[int] = gathered[i]
@@ -458,22 +319,68 @@ def advance_numerics(
         ):
             out.append(_advance_plain(old, at, i, new, news[i], average))
             continue
-        nans, plus, minus = new[1], new[2], new[3]
-        entries = {}
-        for k in range(4, len(new), 3):
-            entries[new[k]] = (new[k + 1], new[k + 2])
-        if old:
-            p: cython.Py_ssize_t = at[i]
-            end: cython.Py_ssize_t = p + 4 + 3 * old[p]
-            at[i] = end
-            nans, plus, minus = nans + old[p + 1], plus + old[p + 2], minus + old[p + 3]
-            for k in range(p + 4, end, 3):
-                count, total = entries.get(old[k], (0, 0))
-                entries[old[k]] = (count + old[k + 1], total + old[k + 2])
-        if nans < 0 or plus < 0 or minus < 0:
-            raise NegativeError
-        out.append(_advance_numeric(news[i], entries, nans, plus, minus, average=average))
+        specials, scale, totals = merged_scales(olds, at, i, new, news[i], 3)
+        if any(specials):
+            nans, plus, minus = specials
+            infinity = "Infinity" if plus else "-Infinity"
+            out.append("NaN" if nans or (plus and minus) else infinity)
+        elif not totals[0]:
+            out.append(None)
+        elif average:
+            out.append(_average(totals[1], scale, totals[0]))
+        else:
+            out.append(decimals.write((decimals.SMALL, totals[1], scale)))
     return out
+
+
+def merged_scales(
+    olds: list[Numbers], at: list[int], i: int, new: Numbers, merged: Numbers, width: int
+) -> tuple[list[int], int, list[int]]:
+    """Merge ``[entries, NaN, +Inf, -Inf, then the numbers of each entry]`` of group ``i``.
+
+    There is one entry for each display scale, of ``width`` numbers: the scale, the count of its
+    values, the sum of their mantissas, and of the mantissas' squares, if kept.  Returns the counts
+    of special values, the greatest scale present, and the other numbers for all values at that
+    scale, which is that of a sum.
+    """
+    k: cython.Py_ssize_t
+    specials, entries = new[1:4], {}
+    for k in range(4, len(new), width):
+        entries[new[k]] = new[k + 1 : k + width]
+    old = olds[i]
+    if old:
+        p: cython.Py_ssize_t = at[i]
+        end: cython.Py_ssize_t = p + 4 + width * old[p]
+        at[i] = end
+        specials = [
+            count + change for count, change in zip(old[p + 1 : p + 4], specials, strict=True)
+        ]
+        for k in range(p + 4, end, width):
+            held = old[k + 1 : k + width]
+            change = entries.get(old[k])
+            if change is not None:
+                held = [number + more for number, more in zip(held, change, strict=True)]
+            entries[old[k]] = held
+    start = len(merged)
+    merged += (0, *specials)
+    scale, totals = 0, [0] * (width - 1)
+    for own_scale in sorted(entries):
+        own = entries[own_scale]
+        if own[0] < 0 or (own[0] == 0 and any(own)):
+            raise NegativeError
+        if own[0] == 0:
+            continue
+        merged += (own_scale, *own)
+        merged[start] += 1
+        unit = 10 ** (own_scale - scale)
+        totals = [
+            total * unit**power + more
+            for power, (total, more) in enumerate(zip(totals, own, strict=True))
+        ]
+        scale = own_scale
+    if min(specials) < 0:
+        raise NegativeError
+    return specials, scale, totals
 
 
 @cython.cfunc
@@ -494,7 +401,7 @@ def _advance_plain(
     merged: list[int],
     average: cython.bint,
 ) -> str | None:
-    """Merge numbers of the same only scale; as ``_advance_numeric`` does."""
+    """Merge numbers of the same only scale; as ``merged_scales`` does."""
     scale, count, total = new[4], new[5], new[6]
     if old:
         p: cython.Py_ssize_t = at[i]
@@ -507,42 +414,6 @@ def _advance_plain(
         merged += (0, 0, 0, 0)
         return None
     merged += (1, 0, 0, 0, scale, count, total)
-    if average:
-        return _average(total, scale, count)
-    return decimals.write((decimals.SMALL, total, scale))
-
-
-def _advance_numeric(
-    news: Numbers,
-    entries: dict[int, tuple[int, int]],
-    nans: int,
-    plus: int,
-    minus: int,
-    *,
-    average: bool,
-) -> str | None:
-    start = len(news)
-    news += (0, nans, plus, minus)
-    count = nans + plus + minus
-    total = 0
-    scale = 0
-    for own_scale in sorted(entries):
-        own_count, own_total = entries[own_scale]
-        if own_count < 0 or (own_count == 0 and own_total != 0):
-            raise NegativeError
-        if own_count == 0:
-            continue
-        news += (own_scale, own_count, own_total)
-        news[start] += 1
-        count += own_count
-        total = total * 10 ** (own_scale - scale) + own_total
-        scale = own_scale
-    if count == 0:
-        return None
-    if nans or (plus and minus):
-        return "NaN"
-    if plus or minus:
-        return "Infinity" if plus else "-Infinity"
     if average:
         return _average(total, scale, count)
     return decimals.write((decimals.SMALL, total, scale))

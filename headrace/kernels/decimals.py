@@ -11,6 +11,8 @@ Source of the scales: Postgres ``numeric.c`` (``add_var``, ``mul_var``, ``select
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from typing import Final
 
 NULL, SMALL, BIG, NAN, PLUS_INF, MINUS_INF, SLOW = 0, 1, 2, 3, 4, 5, 6
@@ -166,6 +168,26 @@ def divided(a: Number, b: Number) -> Number:
         bottom *= 10**-shift
     size = (2 * top + bottom) // (2 * bottom)
     return (SMALL, size if (a[1] < 0) == (b[1] < 0) else -size, scale)
+
+
+def variance(sums: Sequence[int], scale: int, *, sample: bool, root: bool) -> Number:
+    """Return the variance of values, or its square root.
+
+    ``sums`` are the number of values, the sum of their mantissas at ``scale``, and that of the
+    mantissas' squares; ``sample`` divides by one less than the number, which is at least two then.
+    Source: ``numeric_stddev_internal``.
+    """
+    count, total, squares = sums
+    top = count * squares - total * total
+    if top <= 0:
+        return _ZERO
+    bottom = count * (count - 1 if sample else count)
+    found = divided((SMALL, top, 2 * scale), (SMALL, bottom, 0))
+    if not root:
+        return found
+    _, mantissa, places = found
+    # The root at the same scale, rounded half up.
+    return (SMALL, (math.isqrt(4 * mantissa * 10**places) + 1) // 2, places)
 
 
 def order(a: Number, b: Number) -> int:

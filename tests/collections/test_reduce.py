@@ -62,6 +62,10 @@ SPECIALS = {"n": ["NaN", "Infinity", "-Infinity"], "f4": ["NaN", "Infinity"],
 RESULTS = {
     "sum": {INT2: INT8, INT4: INT8, INT8: NUMERIC},
     "avg": {INT2: NUMERIC, INT4: NUMERIC, INT8: NUMERIC, FLOAT4: FLOAT8},
+    **dict.fromkeys(
+        ("stddev_samp", "stddev_pop", "var_samp", "var_pop"),
+        dict.fromkeys((INT2, INT4, INT8), NUMERIC),
+    ),
 }
 """Result types of aggregates that differ from the argument's type."""
 
@@ -94,6 +98,14 @@ AGGREGATES = [
     agg("count", "t"),
     agg("count", "n", distinct=True),
     *[agg(f, c) for f in ("sum", "avg") for c in ("i2", "i4", "i8", "n", "f4", "f8")],
+    *[
+        agg(f"{f}_{over}", c)
+        for f in ("stddev", "var")
+        for over in ("samp", "pop")
+        for c in ("i2", "i4", "i8", "n")
+    ],
+    agg("var_samp", "n", distinct=True),
+    agg("stddev_pop", "i4", where="b"),
     agg("sum", "i4", where="b", distinct=True),
     agg("avg", "i8", distinct=True),
     agg("sum", "f8", distinct=True),

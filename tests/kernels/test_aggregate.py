@@ -6,26 +6,28 @@ from decimal import Decimal, localcontext
 from fractions import Fraction
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.kernels import aggregate, packed
+from headrace.kernels import aggregate, packed, sums
 
 int64 = st.integers(-(2**63), 2**63 - 1)
 weight = st.one_of(st.integers(-3, 3), st.integers(-(2**40), 2**40))
 
 
+@pytest.mark.parametrize("kind", [sums.IntSums, sums.SquareSums])
 @given(st.lists(st.tuples(st.integers(0, 3), int64, weight)), st.integers(1, 5))
-def test_integer_sums_are_exact(rows, pieces):
-    sums = aggregate.IntSums()
+def test_integer_sums_are_exact(kind, rows, pieces):
+    found = kind()
     expected = [0] * 5
     for i in range(pieces):
         part = rows[i::pieces]
         arrays = [np.array([r[c] for r in part], np.int64) for c in range(3)]
-        sums.add(*arrays, 5)
+        found.add(*arrays, 5)
         for slot, value, times in part:
-            expected[slot] += value * times
-    assert sums.take(5) == expected
+            expected[slot] += value**kind.power * times
+    assert found.take(5) == expected
 
 
 @given(
@@ -36,16 +38,16 @@ def test_integer_sums_are_exact(rows, pieces):
     )
 )
 def test_float_sums_are_exact(rows):
-    sums = aggregate.FloatSums()
+    found = sums.FloatSums()
     slots = np.array([r[0] for r in rows], np.int64)
     values = np.array([r[1] for r in rows], np.float64)
     weights = np.array([r[2] for r in rows], np.int64)
-    sums.add(slots, values, weights, 3)
+    found.add(slots, values, weights, 3)
     expected = [Fraction(0)] * 3
     for slot, value, times in rows:
         expected[slot] += Fraction(value) * times
-    unit = 2**aggregate.FLOAT_UNIT_BITS
-    assert [Fraction(total, unit) for total in sums.take(3)] == expected
+    unit = 2**sums.FLOAT_UNIT_BITS
+    assert [Fraction(total, unit) for total in found.take(3)] == expected
 
 
 @given(st.lists(st.one_of(st.integers(), st.just(2**2100), st.just(-(2**5000)))), st.binary())
@@ -150,6 +152,6 @@ def test_sums_of_numerics_are_those_of_decimals(txids, average):
 
 @given(st.lists(st.tuples(st.integers(-2, 2), st.integers(-(2**70), 2**70))))
 def test_changes_of_one_scale_are_listed_where_there_are_some(changes):
-    counts, sums = [count for count, _ in changes], [total for _, total in changes]
+    columns = [count for count, _ in changes], [total for _, total in changes]
     wanted = [[0, 0, 0, 0, 2, *pair] if any(pair) else [0, 0, 0, 0] for pair in changes]
-    assert aggregate.of_one_scale(2, counts, sums) == wanted
+    assert aggregate.of_one_scale(2, list(columns)) == wanted

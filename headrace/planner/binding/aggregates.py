@@ -1,9 +1,9 @@
 """Binds aggregate functions: from Postgres' parse tree to ``logical.Agg``.
 
-Only counts, sums of numbers, extremes and booleans are native.  All other aggregates are *remote*:
-the engine keeps the group's multiset of arguments, and Postgres evaluates
-``fn(DISTINCT $1, $2 ORDER BY $3 …)`` for the groups that a transaction touched.  Arguments are
-computed as columns below the aggregate.  Constants and rows (``ROW(a, b)``, which no array can
+Only counts, sums of numbers, variances of exact numbers, extremes and booleans are native. All
+other aggregates are *remote*: the engine keeps the group's multiset of arguments, and Postgres
+evaluates ``fn(DISTINCT $1, $2 ORDER BY $3 …)`` for the groups that a transaction touched. Arguments
+are computed as columns below the aggregate. Constants and rows (``ROW(a, b)``, which no array can
 carry) are written into the SQL itself.
 
 Input that the query does not order completely gets a canonical order, common to all aggregates of
@@ -37,7 +37,8 @@ from headrace.planner.scalars.typekeys import key_class
 
 NewColumn = Callable[[str, Expr], Col]
 
-_NUMBERS: Final = frozenset({t.INT2, t.INT4, t.INT8, t.NUMERIC, t.FLOAT4, t.FLOAT8})
+_EXACT: Final = frozenset({t.INT2, t.INT4, t.INT8, t.NUMERIC})
+_NUMBERS: Final = _EXACT | {t.FLOAT4, t.FLOAT8}
 _OF_RECORDS: Final = frozenset(
     {
         *("to_json", "to_jsonb", "array_to_json", "array_to_string", "cardinality"),
@@ -240,6 +241,9 @@ class AggregateCalls:
             return None
         if function in ("sum", "avg"):
             return function if argument.oid in _NUMBERS else None
+        if function in ("stddev_samp", "stddev_pop", "var_samp", "var_pop"):
+            # Of floats, Postgres' last digits depend on the order of its rows.
+            return function if argument.oid in _EXACT else None
         if function in ("min", "max"):
             collations = self._lowering.catalog.collations
             native = collations.deterministic(collation) and keys.order_native(

@@ -1,0 +1,206 @@
+# cython: language_level=3, boundscheck=False, wraparound=False
+"""Exact sums of value x weight per group over a txid.
+
+A group has a *slot* (0, 1, …) within a txid.  Sums are returned as Python integers, which cannot
+overflow.  No value is rounded: a float is an integer multiple of 2**-1152, a numeric an integer at
+its own scale.  So subtracting an added value restores exactly the previous sum.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import cython
+import numpy as np
+import numpy.typing as npt
+
+from headrace.kernels import buffers
+
+Int64s = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+
+FLOAT_UNIT_BITS: Final = 1152
+"""Sums of floats are in units of 2**-1152 (the least double is 2**-1074)."""
+_WEIGHTS_MAX: Final = 2**29
+"""Sum of absolute weights up to which 33-bit limbs cannot overflow 64 bits."""
+
+
+class IntSums:
+    """Exact sums per slot of 64-bit values times their weights."""
+
+    power: int = 1
+    _limb_count: int = 2
+
+    def __init__(self) -> None:
+        self._limbs = np.zeros((self._limb_count, 0), np.int64)
+        """Sums of 32-bit parts of the values, the lowest first."""
+        self._weights = 0.0
+        self._folded: dict[int, int] = {}
+
+    @property
+    def used(self) -> bool:
+        """Whether something was added."""
+        return self._limbs.shape[1] > 0 or len(self._folded) > 0
+
+    def add(self, slots: Int64s, values: Int64s, weights: Int64s, slot_count: int) -> None:
+        """Add ``values[i] ** power * weights[i]`` to ``slots[i]``; all slots < ``slot_count``."""
+        weight = float(np.abs(weights.astype(np.float64)).sum())
+        if weight > _WEIGHTS_MAX:
+            rows = zip(slots.tolist(), values.tolist(), weights.tolist(), strict=True)
+            for slot, value, times in rows:
+                self.add_one(slot, value**self.power * times)
+            return
+        if self._weights + weight > _WEIGHTS_MAX:
+            self._fold()
+        self._weights += weight
+        self._grow(slot_count)
+        self._add(buffers.view(slots), buffers.view(values), buffers.view(weights))
+
+    def add_one(self, slot: int, amount: int) -> None:
+        """Add ``amount``, of any size, to a slot."""
+        self._folded[slot] = self._folded.get(slot, 0) + amount
+
+    def _add(self, slots: memoryview, values: memoryview, weights: memoryview) -> None:
+        low, high = map(buffers.view, self._limbs)
+        _add_split(slots, values, weights, low, high)
+
+    def _grow(self, size: int) -> None:
+        held = self._limbs.shape[1]
+        if held < size:
+            limbs = np.zeros((self._limb_count, max(size, 2 * held)), np.int64)
+            limbs[:, :held] = self._limbs
+            self._limbs = limbs
+
+    def _fold(self) -> None:
+        for slot in np.flatnonzero(self._limbs.any(axis=0)).tolist():
+            self.add_one(slot, _joined(self._limbs[:, slot].tolist()))
+        self._limbs[:] = 0
+        self._weights = 0.0
+
+    def take(self, slot_count: int) -> list[int]:
+        """Return the sums of slots 0 … ``slot_count`` - 1."""
+        self._grow(slot_count)
+        limbs = self._limbs[:, :slot_count].tolist()
+        if len(limbs) == 2:
+            out = [(high << 32) + low for low, high in zip(*limbs, strict=True)]
+        else:
+            out = [_joined(each) for each in zip(*limbs, strict=True)]
+        for slot, value in self._folded.items():
+            out[slot] += value
+        return out
+
+
+class SquareSums(IntSums):
+    """Exact sums per slot of squares of 64-bit values times their weights."""
+
+    power = 2
+    _limb_count = 4
+
+    def _add(self, slots: memoryview, values: memoryview, weights: memoryview) -> None:
+        first, second, third, fourth = map(buffers.view, self._limbs)
+        _add_squares(slots, values, weights, first, second, third, fourth)
+
+
+def _joined(limbs: Sequence[int]) -> int:
+    return sum(limb << (32 * place) for place, limb in enumerate(limbs))
+
+
+class FloatSums:
+    """Exact sums per slot of finite doubles times their weights, in units of 2**-1152.
+
+    A superaccumulator, sparse by exponent: values in the same bucket of 32 exponents share three
+    limbs of 32 bits per slot.
+    """
+
+    def __init__(self) -> None:
+        self._limbs: dict[int, tuple[IntSums, IntSums, IntSums]] = {}
+
+    def add(self, slots: Int64s, values: Floats, weights: Int64s, slot_count: int) -> None:
+        """Add ``values[i] * weights[i]`` to slot ``slots[i]``; all values are finite."""
+        fractions, exponents = np.frexp(values)
+        mantissas = (fractions * 2.0**53).astype(np.int64)
+        places = exponents.astype(np.int64) + (FLOAT_UNIT_BITS - 53)
+        buckets, shifts = places >> 5, places & 31
+        for bucket in np.unique(buckets[mantissas != 0]).tolist():
+            chosen = (buckets == bucket) & (mantissas != 0)
+            sums = self._limbs.setdefault(bucket, (IntSums(), IntSums(), IntSums()))
+            limbs = _limbs(mantissas[chosen], shifts[chosen])
+            for one, limb in zip(sums, limbs, strict=True):
+                one.add(slots[chosen], limb, weights[chosen], slot_count)
+
+    def take(self, slot_count: int) -> list[int]:
+        """Return the sums of slots 0 … ``slot_count`` - 1."""
+        out = [0] * slot_count
+        for bucket, sums in self._limbs.items():
+            for place, one in enumerate(sums):
+                shift = 32 * (bucket + place)
+                for slot, value in enumerate(one.take(slot_count)):
+                    if value:
+                        out[slot] += value << shift
+        return out
+
+
+def _limbs(mantissas: Int64s, shifts: Int64s) -> tuple[Int64s, Int64s, Int64s]:
+    """Split ``mantissas << shifts`` (up to 84 bits) into signed limbs of up to 33 bits."""
+    signs = np.sign(mantissas)
+    sizes = np.abs(mantissas)
+    mask = np.int64(0xFFFFFFFF)
+    low = (sizes & mask) << shifts
+    high = (sizes >> 32) << shifts
+    return (signs * (low & mask), signs * ((low >> 32) + (high & mask)), signs * (high >> 32))
+
+
+@cython.cfunc
+@cython.exceptval(check=False)
+def _add_split(
+    slots: cython.const_longlong[::1],
+    values: cython.const_longlong[::1],
+    weights: cython.const_longlong[::1],
+    low: cython.longlong[::1],
+    high: cython.longlong[::1],
+) -> cython.void:
+    i: cython.Py_ssize_t
+    for i in range(len(slots)):
+        slot: cython.Py_ssize_t = slots[i]
+        value: cython.longlong = values[i]
+        weight: cython.longlong = weights[i]
+        low[slot] += (value & 0xFFFFFFFF) * weight
+        high[slot] += (value >> 32) * weight
+
+
+@cython.cfunc
+@cython.exceptval(check=False)
+def _add_squares(
+    slots: cython.const_longlong[::1],
+    values: cython.const_longlong[::1],
+    weights: cython.const_longlong[::1],
+    limb0: cython.longlong[::1],
+    limb1: cython.longlong[::1],
+    limb2: cython.longlong[::1],
+    limb3: cython.longlong[::1],
+) -> cython.void:
+    i: cython.Py_ssize_t
+    for i in range(len(slots)):
+        slot: cython.Py_ssize_t = slots[i]
+        weight: cython.longlong = weights[i]
+        signed: cython.longlong = values[i]
+        size: cython.ulonglong = signed
+        if signed < 0:
+            size = 0 - size
+        high: cython.ulonglong = size >> 32  # up to 2**31
+        low: cython.ulonglong = size & 0xFFFFFFFF
+        # size**2 = high**2 * 2**64 + 2 * cross * 2**32 + low**2; no sum exceeds 64 bits
+        square: cython.ulonglong = low * low
+        cross: cython.ulonglong = high * low
+        top: cython.ulonglong = high * high
+        limb: cython.longlong = square & 0xFFFFFFFF
+        limb0[slot] += limb * weight
+        square = (square >> 32) + 2 * (cross & 0xFFFFFFFF)
+        limb = square & 0xFFFFFFFF
+        limb1[slot] += limb * weight
+        square = (square >> 32) + 2 * (cross >> 32) + (top & 0xFFFFFFFF)
+        limb = square & 0xFFFFFFFF
+        limb2[slot] += limb * weight
+        limb = (square >> 32) + (top >> 32)
+        limb3[slot] += limb * weight
