@@ -43,13 +43,14 @@ def join(
     residual: tuple[Expr, ...] = (),
     op: str = "inner",
     null_safe: tuple[bool, ...] = (),
+    compared: plan.Comparison | None = None,
 ) -> plan.JoinSpec:
     fields = (*left.schema, *right.schema)
     if op in ("semi", "anti"):
         fields = left.schema
     schema = tuple(Field(f"c{i}", f.oid) for i, f in enumerate(fields))
     return plan.JoinSpec(
-        node_id, left.id, right.id, left_keys, right_keys, residual, schema, op, null_safe
+        node_id, left.id, right.id, left_keys, right_keys, residual, schema, op, null_safe, compared
     )
 
 
@@ -76,6 +77,12 @@ def outer_joins(a: Node, b: Node) -> dict[str, plan.JoinSpec]:
         else:
             out[f"{op} cross residual"] = join(name, a, b, (), (), less, op)
             out[f"{op} self"] = join(name, a, a, (1,), (0,), (), op)
+    for turn, operator in enumerate(("<", "<=", ">", ">=")):
+        for op in ("semi", "anti"):
+            place, keys = (0, 3, 0)[turn % 3], ((1,), (), (2, 1))[turn % 3]
+            safe = (True, False)[: len(keys)] if len(keys) == 2 else ()
+            compared = plan.Comparison(place, operator, place)
+            out[f"{op} {operator}"] = join(f"j_{op}", a, b, keys, keys, (), op, safe, compared)
     return out
 
 

@@ -159,7 +159,11 @@ def _join(node: plan.JoinSpec, inputs: list[Counter[Row]], schemas: list[Schema]
                 x == y and (x is not None or null_is_equal)
                 for x, y, null_is_equal in zip(a, b, safe, strict=True)
             )
-            if good and _filter(node.residual, Counter([left + right])):
+            if (
+                good
+                and _filter(node.residual, Counter([left + right]))
+                and _compared(node, left, right, schemas)
+            ):
                 pairs[left + right] += left_weight * right_weight
                 met[0].add(left)
                 met[1].add(right)
@@ -176,6 +180,14 @@ def _join(node: plan.JoinSpec, inputs: list[Counter[Row]], schemas: list[Schema]
             if row not in met[1]:
                 pairs[nulls[0] + row] += weight
     return pairs
+
+
+def _compared(node: plan.JoinSpec, left: Row, right: Row, schemas: list[Schema]) -> bool:
+    if node.compared is None:
+        return True
+    places = (left, node.compared.left, schemas[0]), (right, node.compared.right, schemas[1])
+    a, b = (canonical(row[place], schema[place].oid) for row, place, schema in places)
+    return a is not None and b is not None and _OPERATORS[node.compared.operator](a, b)
 
 
 def _group(rows: Counter[Row], places: Sequence[int], schema: Schema) -> dict[Row, list[Row]]:
@@ -331,7 +343,9 @@ _OPERATORS: dict[str, Callable[[Any, Any], Any]] = {
     "=": lambda a, b: a == b,
     "<>": lambda a, b: a != b,
     "<": lambda a, b: a < b,
+    "<=": lambda a, b: a <= b,
     ">": lambda a, b: a > b,
+    ">=": lambda a, b: a >= b,
     "+": lambda a, b: a + b,
     "-": lambda a, b: a - b,
     "*": lambda a, b: a * b,

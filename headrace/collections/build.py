@@ -20,6 +20,7 @@ from headrace.collections.setop import SetOp
 from headrace.collections.sink import Sink
 from headrace.collections.source import Source
 from headrace.collections.temporal import Temporal
+from headrace.collections.threshold import Threshold
 from headrace.collections.topk import TopK
 from headrace.collections.union import Union
 from headrace.collections.window import Window
@@ -58,6 +59,8 @@ def _make(  # noqa: C901  one case per node
             return Map(node, schemas[0], remote)
         case plan.FusedSpec():
             return Fused(node, schemas[0], remote)
+        case plan.JoinSpec() if node.compared is not None:
+            return Threshold(node, schemas[0], schemas[1])
         case plan.JoinSpec():
             return Join(node, schemas[0], schemas[1], remote)
         case plan.ExpandSpec():

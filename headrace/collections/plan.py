@@ -76,6 +76,17 @@ class FusedSpec(PlanPart, frozen=True):
     schema: Schema = ()
 
 
+class Comparison(PlanPart, frozen=True):
+    """``left operator right``, one of < <= > >=, between columns of one type of each side.
+
+    Canonical keys of the type sort as Postgres does.
+    """
+
+    left: int
+    operator: str
+    right: int
+
+
 class JoinSpec(PlanPart, frozen=True):
     """Pairs of left x right with equal keys and all ``residual`` true, modified by ``op``.
 
@@ -83,7 +94,8 @@ class JoinSpec(PlanPart, frozen=True):
     and ``anti`` are the matched or unmatched left rows, with their multiplicity.  A NULL in a key
     equals nothing, except where ``null_safe`` (one per key; empty: none).
     Output columns are the left's, then (not for semi and anti) the right's.  Empty key tuples are a
-    cross product; ``residual`` is over the columns of left and right.
+    cross product; ``residual`` is over the columns of left and right.  ``compared``, of a semi or
+    anti join only, is a residual predicate in a form that keeps the left in its order.
     """
 
     id: str
@@ -95,6 +107,7 @@ class JoinSpec(PlanPart, frozen=True):
     schema: Schema = ()
     op: str = "inner"
     null_safe: tuple[bool, ...] = ()
+    compared: Comparison | None = None
 
     @property
     def left_only(self) -> bool:

@@ -187,7 +187,9 @@ def _arithmetic(name: str, args: Args) -> NativeOp | None:
     if common is not None:
         if name == "%" and common not in INTS:
             return None
-        return NativeOp(name, common, may_raise=True)
+        # A number of more than 131 072 digits does not count, as in ``aggregate_traits.Total``.
+        exact = common == types.NUMERIC and name in ("+", "-", "*")
+        return NativeOp(name, common, may_raise=not exact)
     if left == types.DATE and right in (types.INT2, types.INT4) and name in "+-":
         return NativeOp(name, types.DATE, may_raise=True)
     if left == types.INT4 and right == types.DATE and name == "+":

@@ -89,6 +89,8 @@ def _of_table(node: p.SourceSpec) -> Iterator[Remedy]:
 
 
 def _of_join(node: p.JoinSpec, most: float) -> Iterator[Remedy]:
+    if node.compared:
+        return
     if not node.left_keys:
         yield Remedy(
             "every row of one side meets every row of the other",

@@ -97,6 +97,20 @@ NODES: dict[str, plan.Node] = {
         for op in ("inner", "left", "full", "semi", "anti")
         for rest in ((), LESS)
     },
+    **{
+        f"{op} {symbol}": join(
+            "x", *INPUTS, (0, 1), (0, 1), (), op, (), plan.Comparison(2, symbol, 2)
+        )
+        for op, symbol in (("semi", ">"), ("anti", "<="))
+    },
+    "variances": reduce(
+        0,
+        aggregates=(
+            aggregate("stddev_samp", 2, NUMERIC),
+            aggregate("var_pop", 3, NUMERIC),
+            aggregate("stddev_pop", 2, NUMERIC, distinct=True),
+        ),
+    ),
 }
 
 DIGESTS = {
@@ -127,6 +141,9 @@ DIGESTS = {
     "semi 1": "cec0fa4d9528a8ea",
     "anti 0": "80e26374d8c2279a",
     "anti 1": "6c509f21ceb824f5",
+    "semi >": "73d779111bb4e96d",
+    "anti <=": "1a732aca3620d873",
+    "variances": "6c95bdad91f7feb9",
 }
 
 

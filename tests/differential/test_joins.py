@@ -190,6 +190,28 @@ FIXED = (
 )
 
 
+def comparison(writer: Writer) -> str:
+    """Return a query that shows only rows which compare with a subquery's value."""
+    r = writer.rng
+    column, operator = r.choice(["a", "b", "n", "id", "t"]), r.choice(["<", "<=", ">", ">="])
+    left, right = r.choice(TABLES), r.choice(TABLES)
+    keys = r.choice(["o.a = i.a", "o.a = i.b", "o.b = i.a", "o.a = i.a AND o.b = i.b", "true"])
+    shown = r.choice(["o.a", "o.n", "count(*)"])
+    tail = "" if shown != "count(*)" else " GROUP BY o.b"
+    head = f"SELECT o.b AS b, {shown} AS x FROM {left} o WHERE"
+    if r.random() < 0.4:
+        word = r.choice(["EXISTS", "NOT EXISTS"])
+        test = f"o.{column} {operator} i.{column}"
+        return f"{head} {word} (SELECT FROM {right} i WHERE {keys} AND {test}){tail}"
+    kinds = ["min", "max"] if column == "t" else ["min", "max", "avg", "sum", "count"]
+    value = f"{r.choice(kinds)}(i.{column})"
+    if column != "t":
+        value = r.choice([value, f"0.5 * {value}", f"{value} + 1"])
+        column = r.choice([column, "a"])
+    test = f"o.{column} {operator} (SELECT {value} FROM {right} i WHERE {keys})"
+    return f"{head} {test}{tail}"
+
+
 def run(source, commander, seed: int, queries: list[str], writer: Writer) -> None:
     """Create the views over some rows, then change the rows."""
     source.execute(DDL)
@@ -212,3 +234,9 @@ def test_joins_of_every_kind(source, commander):
 def test_random_chains_of_joins(seed, source, commander):
     writer = Writer(seed)
     run(source, commander, seed, [writer.query() for _ in range(12)], writer)
+
+
+@pytest.mark.parametrize("seed", seeds(1, 35, 2))
+def test_random_comparisons_with_subqueries(seed, source, commander):
+    writer = Writer(seed)
+    run(source, commander, seed, [comparison(writer) for _ in range(16)], writer)

@@ -14,11 +14,12 @@ from typing import Final
 from headrace.planner.logical import nodes
 from headrace.planner.logical.facts import at_most_one, column_equalities, not_null
 from headrace.planner.logical.scalar import Ref
-from headrace.types import BPCHAR, FIRST_USER_OID, FIXED, VARCHAR, Field, Schema
+from headrace.types import BPCHAR, FIRST_USER_OID, FIXED, INT2, INT4, INT8, VARCHAR, Field, Schema
 
 Key = frozenset[int]
 """Ids of columns."""
 
+_INTEGERS: Final = frozenset({INT2, INT4, INT8})
 _KEYS_MAX: Final = 16
 _KEY_COLUMNS_MAX: Final = 32
 _KEY_BYTES_MAX: Final = 2000
@@ -101,16 +102,7 @@ def _joined(node: nodes.JoinNode, known: Named) -> list[Key]:
     if node.kind not in ("inner", "left"):
         return []
     right = unique(node.right, known)
-    mine, other = nodes.ids(node.left), nodes.ids(node.right)
-    fixed = {
-        c.id
-        for e in column_equalities(node.condition)
-        for c in (e.left, e.right)
-        if len({e.left.id, e.right.id} & mine) == 1
-        and len({e.left.id, e.right.id} & other) == 1
-        and e.left.oid == e.right.oid
-        and e.left.collation == e.right.collation
-    }
+    fixed = _fixed(node)
     out = [a | b for a, b in product(left, right)]
     # Each row of the left side has at most one match.
     if any(key <= fixed for key in right):
@@ -118,6 +110,26 @@ def _joined(node: nodes.JoinNode, known: Named) -> list[Key]:
     if node.kind == "inner" and any(key <= fixed for key in left):
         out += right
     return out
+
+
+def one_match(node: nodes.JoinNode) -> bool:
+    """Return whether each row of the left side meets at most one row of the right side."""
+    fixed = _fixed(node)
+    return any(key <= fixed for key in unique(node.right))
+
+
+def _fixed(node: nodes.JoinNode) -> Key:
+    """Return the columns of both sides that are equal to one of the other side."""
+    mine, other = nodes.ids(node.left), nodes.ids(node.right)
+    return frozenset(
+        c.id
+        for e in column_equalities(node.condition)
+        for c in (e.left, e.right)
+        if len({e.left.id, e.right.id} & mine) == 1
+        and len({e.left.id, e.right.id} & other) == 1
+        and (e.left.oid == e.right.oid or {e.left.oid, e.right.oid} <= _INTEGERS)
+        and e.left.collation == e.right.collation
+    )
 
 
 def _all(columns: Iterable[nodes.Col]) -> Key:

@@ -30,7 +30,7 @@ from headrace.planner.logical.scalar import CLOCK, Call, Expr, Ref, trusted
 from headrace.planner.physical import explain, extraction
 from headrace.planner.physical.columns import field_of, key_column, place, schema, source_column
 from headrace.planner.physical.expressions import Expressions
-from headrace.planner.physical.joinkeys import join_keys
+from headrace.planner.physical.joinkeys import join_comparison, join_keys
 from headrace.planner.physical.sharing import shared
 from headrace.planner.request import RECURSIONS
 from headrace.planner.scalars.lower import Lowering
@@ -384,8 +384,16 @@ class PhysicalBuilder:
     def _join(self, node: lg.JoinNode) -> _Chain:
         sides = (self._chain(node.left), self._chain(node.right))
         keys, residual = join_keys(self._lowering, node)
-        left_keys = self._key_columns(sides[0], [key.left for key in keys])
-        right_keys = self._key_columns(sides[1], [key.right for key in keys])
+        found = join_comparison(self._lowering, node, residual)
+        tests = [] if found is None else [found]
+        lefts = [*(key.left for key in keys), *(test.left for test in tests)]
+        rights = [*(key.right for key in keys), *(test.right for test in tests)]
+        left_keys = self._key_columns(sides[0], lefts)
+        right_keys = self._key_columns(sides[1], rights)
+        compared = None
+        if found is not None:
+            compared = p.Comparison(left_keys[-1], found.operator, right_keys[-1])
+            left_keys, right_keys, residual = left_keys[:-1], right_keys[:-1], []
         left, right = (self._close(chain) for chain in sides)
         both = sides[0].columns + sides[1].columns
         columns = sides[0].columns if node.kind in lg.LEFT_ONLY else both
@@ -402,6 +410,7 @@ class PhysicalBuilder:
                 schema=schema(columns),
                 op=node.kind,
                 null_safe=safe if any(safe) else (),
+                compared=compared,
             )
         )
         chain = _Chain(node_id, columns, columns)

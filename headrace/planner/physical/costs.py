@@ -67,6 +67,8 @@ _CALL_US: Final = {
 }
 _PAIR_US: Final = 1.2
 """Of a pair of rows that meet in a join."""
+_TURNED_ROWS: Final = 1.0
+"""Rows that gain or lose their match where a value of a comparison changes (``Threshold``)."""
 _GROUP_US: Final = 5.5
 """Of a group whose numbers change."""
 _KEPT_US: Final = 1.0
@@ -200,7 +202,7 @@ class ExpectedCosts:
     def _others(self, node: p.JoinSpec) -> ExpectedState | None:
         """Return the state of a join's right side; one entry per key if only matches are tested."""
         key = self._width(node.right, len(node.right_keys))
-        if not node.left_only or node.residual:
+        if not node.left_only or node.residual or node.compared:
             return self._state(node.right, key)
         if self.rows(node.right) is None:
             return None
@@ -322,6 +324,8 @@ class ExpectedCosts:
         keys = (node.left_keys, node.right_keys)[1 - port]
         name = (node.left, node.right)[1 - port]
         partners = other / self.groups(name, keys) if keys else other
+        if node.compared:
+            partners = min(partners, _TURNED_ROWS)
         whole = self.rows(node.id) or 0.0
         gives = rows * (whole / max(own, 1.0))
         met = max(partners * rows, gives if not node.left_only else 0.0)

@@ -354,6 +354,8 @@ def _cost(node: physical.Node) -> str:
         a.function == "remote" for a in node.aggregates
     ):
         return "O(changes + rows of touched groups)"
+    if isinstance(node, physical.JoinSpec) and node.compared:
+        return "O(changes + rows that gain or lose their match)"
     if isinstance(node, physical.WindowSpec) and node.native:
         return "O(changes + rows that become different)"
     if not isinstance(node, physical.TopKSpec):
@@ -386,6 +388,8 @@ def _state(node: physical.Node) -> str:
         case physical.SourceSpec():
             return "wanted rows" if node.wanted else "all rows"
         case physical.JoinSpec():
+            if node.compared:
+                return "rows of the left in order, values of the right"
             if node.left_only and not node.residual:
                 return "rows of the left, keys of the right"
             pairs = ", pairs" if node.watched and node.residual else ""

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from headrace import types as t
+from headrace.expressions.keys import order_native
 from headrace.planner.logical import nodes as lg
 from headrace.planner.logical.scalar import Call, Const, Expr, core, raises, refs
 from headrace.planner.scalars import build, casts
@@ -22,6 +23,8 @@ _COMMON: Final = (
     ((t.DATE, t.TIMESTAMPTZ), t.TIMESTAMPTZ),
     ((t.TIMESTAMP, t.TIMESTAMPTZ), t.TIMESTAMPTZ),
 )
+MIRRORED: Final = {"<": ">", "<=": ">=", ">": "<", ">=": "<="}
+"""Comparisons, with those of the sides exchanged."""
 _LAST_DAY: Final = "294276-12-31"
 """Of timestamps; dates go on for longer."""
 
@@ -60,6 +63,43 @@ def join_keys(lowering: Lowering, node: lg.JoinNode) -> tuple[list[JoinKey], lis
     order = {id(e): i for i, e in enumerate(node.condition)}
     residual.sort(key=lambda e: order[id(e)])
     return [q[0] for q in chosen], residual
+
+
+@dataclass(frozen=True, slots=True)
+class JoinComparison:
+    """``left operator right``, of expressions over one side each; see ``plan.Comparison``."""
+
+    left: Expr
+    operator: str
+    right: Expr
+
+
+def join_comparison(
+    lowering: Lowering, node: lg.JoinNode, residual: list[Expr]
+) -> JoinComparison | None:
+    """Return the only condition of a semi or anti join beside its keys, if it is a comparison."""
+    if node.kind not in lg.LEFT_ONLY or len(residual) != 1:
+        return None
+    [predicate] = residual
+    if not isinstance(predicate, Call) or predicate.symbol not in MIRRORED or raises(predicate):
+        return None
+    first, second = predicate.args
+    operator = predicate.symbol
+    left, right = lg.ids(node.left), lg.ids(node.right)
+    if refs(first) <= right:
+        first, second, operator = second, first, MIRRORED[operator]
+    sides = refs(first) and refs(first) <= left and refs(second) and refs(second) <= right
+    if not sides or "OPERATOR(pg_catalog." not in predicate.sql:
+        return None
+    if first.oid != second.oid:
+        common = _common(first.oid, second.oid)
+        if common not in (t.INT8, t.FLOAT8):
+            return None  # only these hold every value of the other types
+        first, second = (_in_type(lowering, e, common) for e in (first, second))
+    collations, collation = lowering.catalog.collations, predicate.input_collation
+    bytewise = collations.bytewise(collation) and collations.deterministic(collation)
+    ordered = order_native(first.oid, bytewise=bytewise)
+    return JoinComparison(first, operator, second) if ordered else None
 
 
 def _pair(
