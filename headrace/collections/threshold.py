@@ -1,8 +1,8 @@
 """Semi and anti joins on equal keys and one comparison, ``x > y``, of a value of each side.
 
 The comparison holds for some row of the right if and only if it holds for the extreme one: the
-least ``y``, or the greatest for ``<``.  So the rows of the left are kept in the order of ``x``, and a
-*cut* divides those with a match from the others.  A change of the right turns the rows between the
+least ``y``, or the greatest for ``<``. So the rows of the left are kept in the order of ``x``, and
+a *cut* divides those with a match from the others. A change of the right turns the rows between the
 earlier cut and the new one, however many rows the key has.
 """
 

@@ -22,6 +22,7 @@ from headrace.planner.rules import (
     filter_named,
     infer_predicates,
     join_not_null,
+    join_semi,
     join_units,
     lift_clock,
     limit_windows,
@@ -88,7 +89,7 @@ PHASES: Final[tuple[tuple[AnyRule, ...], ...]] = (
     # A named plan that another named plan reads gets its filters in the second round.
     *(((_NAMED,), (_PUSH, _MERGE, _INFER)) * 2),
     (PlanRule("prune_columns", prune_columns.apply_all),),
-    (_PUSH, _MERGE),
+    (_PUSH, _MERGE, Rule("join_semi", join_semi.apply)),
 )
 RULES: Final = {rule.name: rule for phase in PHASES for rule in phase}
 

@@ -1,7 +1,6 @@
 """Columns that are never read are removed, down to the scans.
 
-Project[e](x) = Project[e](Project[columns that e reads](x)), pushed through every node.  A join of
-which one side is not read may become a semi join (``join_semi``).
+Project[e](x) = Project[e](Project[columns that e reads](x)), pushed through every node
 
 Counter-examples: DISTINCT needs all its columns, read or not: without one of them more rows would
 be equal.  The keys of a group stay for the same reason.  At least one column stays in every node,
@@ -22,7 +21,6 @@ from headrace.planner.logical import nodes
 from headrace.planner.logical.alignment import aligned
 from headrace.planner.logical.repeats import leaves
 from headrace.planner.logical.scalar import Expr, refs, show
-from headrace.planner.rules import join_semi
 
 
 def apply_all(plans: dict[int, nodes.Node]) -> dict[int, nodes.Node]:
@@ -93,10 +91,9 @@ class _Pruner:
                 below = _all_refs(e for _, e in items)
                 return nodes.ProjectNode(self.prune(node.input, below), items)
             case nodes.JoinNode():
-                join = join_semi.narrowed(node, required)
-                below = required | _all_refs(join.condition)
-                left, right = (self._side(join.left, below), self._side(join.right, below))
-                return dataclasses.replace(join, left=left, right=right)
+                below = required | _all_refs(node.condition)
+                left, right = (self._side(node.left, below), self._side(node.right, below))
+                return dataclasses.replace(node, left=left, right=right)
             case nodes.AggregateNode():
                 return self._aggregate(node, required)
             case nodes.DistinctNode():
