@@ -208,6 +208,12 @@ def core(expr: Expr) -> Expr:
     return expr
 
 
+_WITHOUT_COLLATION: Final = frozenset(
+    {"pg_catalog.text", "pg_catalog.name", "pg_catalog.bpchar", "pg_catalog.varchar"}
+)
+"""Conversions between types of text, which get a collation but do not read it."""
+
+
 def plain(expr: Expr) -> Expr:
     """Return ``expr`` without modifiers, which generated columns do not have.
 
@@ -224,7 +230,11 @@ def plain(expr: Expr) -> Expr:
             return dataclasses.replace(expr, typmod=-1, collation=0)
         case Call():
             args = tuple(plain(a) for a in expr.args)
-            return dataclasses.replace(expr, args=args, typmod=-1, collation=0)
+            unread = expr.symbol in _WITHOUT_COLLATION and len(args) == 1
+            read = 0 if unread else expr.input_collation
+            return dataclasses.replace(
+                expr, args=args, typmod=-1, collation=0, input_collation=read
+            )
 
 
 def _collation_below(expr: Expr) -> int | None:
