@@ -66,7 +66,8 @@ class PartialReduce(Reduce):
     def time_end(self, txid: int) -> list[pa.RecordBatch]:
         """See ``Collection``."""
         size = self._groups()
-        numbers: list[Numbers] = [self._gather(size)]
+        self._end(size)
+        numbers: list[Numbers] = [self._counts.take(np.zeros(1, np.int64))]
         numbers += [a.gathered() for a in self._accumulators if a is not None]
         said = b"".join(map(aggregate.encode_numbers, numbers))
         values = [part.column(packed.empty(1)) for part in self._parts if isinstance(part, Extreme)]
@@ -98,14 +99,13 @@ class FinalReduce(Reduce):
             part.add(packed.empty(len(there)), [there], np.ones(len(there), np.int64))
         return []
 
-    def _gather(self, size: int) -> list[int]:
-        counts = super()._gather(size)
+    def _end(self, size: int) -> None:
         for data in self._said:
             found, at = aggregate.decode_numbers(data, 0)
-            counts[0] += found[0]
+            self._counts.add_one(0, found[0])
             for accumulator in self._accumulators:
                 if accumulator is not None:
                     found, at = aggregate.decode_numbers(data, at)
                     accumulator.join(found)
         self._said = []
-        return counts
+        super()._end(size)

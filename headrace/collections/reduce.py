@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import pyarrow as pa
 
 from headrace.collections import aggregates, plan
-from headrace.collections.aggregates import Accumulator, Part, PartFeed, Unique
+from headrace.collections.accumulators import Accumulator
+from headrace.collections.aggregates import Part, PartFeed, Unique
 from headrace.collections.base import Collection, columns_of, cut, encode, keys_of
 from headrace.collections.retained_values import Asked, RetainedValues, Rows
 from headrace.errors import BugError, RowError
@@ -17,6 +18,7 @@ from headrace.expressions.remote import RemoteEvaluator
 from headrace.kernels import aggregate, buffers, packed, rows, text
 from headrace.kernels.aggregate import Numbers
 from headrace.kernels.buffers import Int64s
+from headrace.kernels.groups import WIDTH_MAX, Groups
 from headrace.kernels.numbering import Numbering
 from headrace.kernels.packed import Nullable, Packed
 from headrace.kernels.sums import IntSums
@@ -24,6 +26,11 @@ from headrace.state.contract import MapState, StateStore
 from headrace.types import Schema, arrow_type, diff_batch
 
 _GROUPS_PER_STEP: Final = 65_536
+_GROUPS_MIN: Final = 8
+"""Fewer groups are merged one by one, which costs less than calls on arrays."""
+
+_Merged = tuple[Packed, Packed, Nullable, Int64s, list[pa.Array]]
+"""Heads of state values, key rows, result rows before, row counts, values by accumulator."""
 
 
 class Reduce(Collection):
@@ -55,15 +62,32 @@ class Reduce(Collection):
             node.aggregates, f"{node.id}.values", in_schema, remote
         )
         self._accumulators = [_accumulator(part) for part in self._parts]
+        self._places: list[tuple[Accumulator, int]] = []
+        """Place of each accumulator's numbers in plain groups."""
+        self._width = self._placed()
         self._always = _always(node, self._key_oids)
         self._started = False
         self._state: MapState
         self._clear()
 
+    def _placed(self) -> int:
+        """Place the numbers of plain groups; return their width, 0 if there are none."""
+        width = 1
+        for accumulator in self._accumulators:
+            if accumulator is not None:
+                if not accumulator.width:
+                    return 0
+                self._places.append((accumulator, width))
+                width += accumulator.width
+        return width if width <= WIDTH_MAX else 0
+
     def _clear(self) -> None:
         self._slots = Numbering()
         self._key_rows: list[Packed] = []
         self._counts = IntSums()
+        for accumulator in self._accumulators:
+            if accumulator is not None:
+                accumulator.clear()
 
     def open(self, store: StateStore) -> None:
         """See ``Collection``."""
@@ -135,13 +159,12 @@ class Reduce(Collection):
         size = self._groups()
         if size == 0:
             return []
-        counts = self._gather(size)
+        self._end(size)
         keys, key_rows = self._slots.strings(), packed.joined(self._key_rows)
         out: list[pa.RecordBatch] = []
         for low in range(0, size, _GROUPS_PER_STEP):
-            step = slice(low, min(low + _GROUPS_PER_STEP, size))
-            some = keys.part(step.start, step.stop), key_rows.part(step.start, step.stop)
-            out.extend(self._advance(*some, step, counts[step]))
+            high = min(low + _GROUPS_PER_STEP, size)
+            out.extend(self._advance(keys.part(low, high), key_rows.part(low, high), low, high))
         self._clear()
         return out
 
@@ -153,27 +176,76 @@ class Reduce(Collection):
         self._started = True
         return len(self._slots)
 
-    def _gather(self, size: int) -> list[int]:
-        """Sum the txid's changes in all parts; return the change of the row count per group."""
+    def _end(self, size: int) -> None:
+        """End the txid's additions in all parts; it touches ``size`` groups."""
         for feed in self._feeds:
             if isinstance(feed.part, Unique):
                 feed.part.end_txid(size)
             elif not isinstance(feed.part, Accumulator):
                 feed.part.check()
-        counts = self._counts.take(size)
+        self._counts.end(size)
         for accumulator in self._accumulators:
             if accumulator is not None:
-                accumulator.gather(size)
-        return counts
+                accumulator.end(size)
 
-    def _advance(
-        self, keys: Packed, key_rows: Packed, step: slice, counts: list[int]
-    ) -> list[pa.RecordBatch]:
-        """Update the groups of slots ``step``, and return the diffs of their rows."""
-        olds, old_keys, old_rows = _decoded(self._state.get_many(keys))
+    def _advance(self, keys: Packed, key_rows: Packed, low: int, high: int) -> list[pa.RecordBatch]:
+        """Update the groups of slots ``low`` … ``high`` - 1; return the diffs of their rows."""
+        values = self._state.get_many(keys)
+        if self._width and len(keys) >= _GROUPS_MIN:
+            found = self._merged(values, key_rows, low, high)
+        else:
+            found = self._exact(values, key_rows, np.arange(low, high))
+        heads, key_rows, old_rows, totals, columns = found
+        new_rows = self._shown(keys, totals, columns)
+        self._state.put_many(keys, aggregate.encoded(heads, key_rows, new_rows))
+        return self._diffs(key_rows, old_rows, new_rows)
+
+    def _merged(self, values: Nullable, key_rows: Packed, low: int, high: int) -> _Merged:
+        """Merge most groups as machine integers, and the others one by one."""
+        groups = Groups(values, self._width)
+        groups.add(0, *self._counts.fitting(low, high))
+        for accumulator, place in self._places:
+            accumulator.merge(groups, place, low, high)
+        rest = np.flatnonzero(groups.plain == 0)
+        if 2 * len(rest) > len(values):
+            return self._exact(values, key_rows, np.arange(low, high))
+        groups.numbers[:, rest] = 0
+        own_rows = packed.either(groups.keys, key_rows)
+        heads, totals = groups.encode(own_rows), groups.numbers[0]
+        columns = [accumulator.column(groups, place) for accumulator, place in self._places]
+        if not len(rest):
+            return heads, own_rows, groups.results, totals, columns
+        others = packed.take_nullable(values.packed, rest)
+        others.valid = values.valid[rest]
+        exact = self._exact(others, key_rows.take(rest), rest + low)
+        order = np.arange(len(values))
+        order[rest] = len(values) + np.arange(len(rest))
+        totals[rest] = exact[3]
+        olds = packed.take_two(groups.results.packed, exact[2].packed, order)
+        both = [
+            pa.concat_arrays([one, other.cast(one.type)]).take(pa.array(order))
+            for one, other in zip(columns, exact[4], strict=True)
+        ]
+        return (
+            packed.take_two(heads, exact[0], order),
+            packed.take_two(own_rows, exact[1], order),
+            Nullable(olds.data, olds.bounds, values.valid),
+            totals,
+            both,
+        )
+
+    def _exact(self, values: Nullable, key_rows: Packed, slots: Int64s) -> _Merged:
+        """Merge groups one by one, as Python integers."""
+        olds, old_keys, old_rows = _decoded(values)
         news: list[Numbers] = [[] for _ in olds]
+        at = [0] * len(news)
         try:
-            totals, values = self._merge(olds, step, counts, news)
+            totals = aggregate.advance_counts(olds, at, self._counts.take(slots), news)
+            columns = [
+                pa.array(accumulator.advance(olds, at, slots, news), kind)
+                for accumulator, kind in zip(self._accumulators, self._result_types, strict=True)
+                if accumulator is not None
+            ]
         except aggregate.NegativeError:
             raise BugError(f'"{self.id}" lost a value that it never had') from None
         except OverflowError as error:
@@ -183,33 +255,20 @@ class Reduce(Collection):
         ):
             raise BugError(f'a group of "{self.id}" has values but no rows')
         key_rows = packed.either(old_keys, key_rows)
-        new_rows = self._shown(keys, totals, values)
-        self._state.put_many(keys, aggregate.encode_groups(news, key_rows, new_rows))
-        return self._diffs(key_rows, old_rows, new_rows)
+        heads = aggregate.encode_heads(news, key_rows)
+        return heads, key_rows, old_rows, np.array(totals, np.int64), columns
 
-    def _merge(
-        self, olds: list[Numbers], step: slice, counts: list[int], news: list[Numbers]
-    ) -> tuple[list[int], list[list[Any]]]:
-        """Return the row count per group, and the values per accumulator."""
-        at = [0] * len(news)
-        totals = aggregate.advance_counts(olds, at, counts, news)
-        values = [
-            accumulator.advance(olds, at, step, news)
-            for accumulator in self._accumulators
-            if accumulator is not None
-        ]
-        return totals, values
-
-    def _shown(self, keys: Packed, totals: list[int], values: list[list[Any]]) -> Nullable:
+    def _shown(self, keys: Packed, totals: Int64s, found: list[pa.Array]) -> Nullable:
         """Return the encoded aggregates of each group; None for a group without rows."""
-        alive = [i for i, n in enumerate(totals) if n]
-        if len(alive) < len(keys) and self._always:
-            names = keys.strings()
-            alive = [i for i, n in enumerate(totals) if n or names[i] in self._always]
-        whole = len(alive) == len(keys)
-        own = keys if whole else keys.take(np.array(alive, np.int64))
+        whole, own, alive = bool(totals.all()), keys, totals
+        if not whole:
+            there = totals != 0
+            if self._always:
+                there |= np.array([name in self._always for name in keys.strings()], np.bool_)
+            alive = np.flatnonzero(there)
+            whole, own = len(alive) == len(keys), keys.take(alive)
         columns: list[pa.Array] = []
-        found = iter(values)
+        computed = iter(found)
         for part, accumulator, kind in zip(
             self._parts, self._accumulators, self._result_types, strict=True
         ):
@@ -217,9 +276,8 @@ class Reduce(Collection):
                 assert isinstance(part, RetainedValues | Asked), "the other kinds of part"
                 columns.append(part.column(own) if len(own) else pa.array([], kind))
             else:
-                column = next(found)
-                chosen = column if whole else [column[i] for i in alive]
-                columns.append(pa.array(chosen, kind))
+                column = next(computed)
+                columns.append(column if whole else column.take(pa.array(alive)))
         for feed in self._feeds:
             if isinstance(feed.part, Rows):
                 feed.part.forget()

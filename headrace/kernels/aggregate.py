@@ -147,8 +147,14 @@ def decode_groups(values: Nullable) -> tuple[list[Numbers], Nullable, Nullable]:
     )
 
 
-def encode_groups(numbers: Sequence[Numbers], key_rows: Packed, results: Nullable) -> Nullable:
-    """Encode state values for ``decode_groups``; a group without a result row has None."""
+def encoded(heads: Packed, key_rows: Packed, results: Nullable) -> Nullable:
+    """Return state values for ``decode_groups``; a group without a result row has None."""
+    found = packed.appended(packed.appended(heads, key_rows), results.packed)
+    return Nullable(found.data, found.bounds, results.valid)
+
+
+def encode_heads(numbers: Sequence[Numbers], key_rows: Packed) -> Packed:
+    """Encode state values up to their key rows."""
     i: cython.Py_ssize_t
     limits: cython.const_longlong[::1] = buffers.view(key_rows.bounds)
     bounds = np.zeros(len(key_rows) + 1, np.int64)
@@ -158,9 +164,7 @@ def encode_groups(numbers: Sequence[Numbers], key_rows: Packed, results: Nullabl
         out.append(_VERSION)
         _append_numbers(out, [*numbers[i], limits[i + 1] - limits[i]])
         ends[i + 1] = len(out)
-    heads = Packed(np.frombuffer(out, np.uint8), bounds)
-    found = packed.appended(packed.appended(heads, key_rows), results.packed)
-    return Nullable(found.data, found.bounds, results.valid)
+    return Packed(np.frombuffer(out, np.uint8), bounds)
 
 
 def turned(olds: Nullable, news: Nullable) -> tuple[Int64s, Int64s, Int64s]:

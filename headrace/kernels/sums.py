@@ -8,6 +8,7 @@ its own scale.  So subtracting an added value restores exactly the previous sum.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Final
 
@@ -19,9 +20,12 @@ from headrace.kernels import buffers
 
 Int64s = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
+Bytes = npt.NDArray[np.uint8]
 
 FLOAT_UNIT_BITS: Final = 1152
 """Sums of floats are in units of 2**-1152 (the least double is 2**-1074)."""
+_MASK: Final = 0xFFFFFFFF
+_HIGH_MAX: Final = 2**28
 _WEIGHTS_MAX: Final = 2**29
 """Sum of absolute weights up to which 33-bit limbs cannot overflow 64 bits."""
 
@@ -41,7 +45,7 @@ class IntSums:
     @property
     def used(self) -> bool:
         """Whether something was added."""
-        return self._limbs.shape[1] > 0 or len(self._folded) > 0
+        return self._weights > 0 or len(self._folded) > 0
 
     def add(self, slots: Int64s, values: Int64s, weights: Int64s, slot_count: int) -> None:
         """Add ``values[i] ** power * weights[i]`` to ``slots[i]``; all slots < ``slot_count``."""
@@ -78,17 +82,41 @@ class IntSums:
         self._limbs[:] = 0
         self._weights = 0.0
 
-    def take(self, slot_count: int) -> list[int]:
-        """Return the sums of slots 0 … ``slot_count`` - 1."""
+    def end(self, slot_count: int) -> None:
+        """End the additions: there are ``slot_count`` slots."""
         self._grow(slot_count)
-        limbs = self._limbs[:, :slot_count].tolist()
+
+    def take(self, slots: Int64s) -> list[int]:
+        """Return the sums of ``slots``, after ``end``."""
+        if len(slots) == 1:
+            limbs = [[limb] for limb in self._limbs[:, slots[0]].tolist()]
+        else:
+            limbs = self._limbs[:, slots].tolist()
         if len(limbs) == 2:
             out = [(high << 32) + low for low, high in zip(*limbs, strict=True)]
         else:
             out = [_joined(each) for each in zip(*limbs, strict=True)]
-        for slot, value in self._folded.items():
-            out[slot] += value
+        if self._folded:
+            for place, slot in enumerate(slots.tolist()):
+                out[place] += self._folded.get(slot, 0)
         return out
+
+    def fitting(self, low: int, high: int) -> tuple[Int64s, Bytes]:
+        """Return the sums of slots ``low`` … ``high`` - 1, after ``end``, and which of them fit.
+
+        Those that may be above 2**62, or below its negative, do not; their numbers mean nothing.
+        """
+        limbs = self._limbs[:, low:high]
+        first, second = limbs[0], limbs[1]
+        if len(limbs) > 2:
+            first, second = first & _MASK, second + (first >> 32)
+        fits = (second < _HIGH_MAX) & (second > -_HIGH_MAX)
+        for limb in limbs[2:]:
+            fits &= limb == 0
+        for slot in self._folded:
+            if low <= slot < high:
+                fits[slot - low] = False
+        return (second << 32) + first, fits.view(np.uint8)
 
 
 class SquareSums(IntSums):
@@ -129,15 +157,20 @@ class FloatSums:
             for one, limb in zip(sums, limbs, strict=True):
                 one.add(slots[chosen], limb, weights[chosen], slot_count)
 
-    def take(self, slot_count: int) -> list[int]:
-        """Return the sums of slots 0 … ``slot_count`` - 1."""
-        out = [0] * slot_count
+    def end(self, slot_count: int) -> None:
+        """See ``IntSums``."""
+        for one in itertools.chain(*self._limbs.values()):
+            one.end(slot_count)
+
+    def take(self, slots: Int64s) -> list[int]:
+        """See ``IntSums``."""
+        out = [0] * len(slots)
         for bucket, sums in self._limbs.items():
             for place, one in enumerate(sums):
                 shift = 32 * (bucket + place)
-                for slot, value in enumerate(one.take(slot_count)):
+                for i, value in enumerate(one.take(slots)):
                     if value:
-                        out[slot] += value << shift
+                        out[i] += value << shift
         return out
 
 

@@ -12,6 +12,19 @@ WIDTH = 4
 """Numbers per entry of ``merged_scales``: scale, count, sum, sum of squares."""
 
 
+def variances(
+    scales: list[int], sums: list[list[int]], sample: bool, root: bool
+) -> list[str | None]:
+    """Return the variance of each group without special values; ``sums`` by number, then group."""
+    least = 2 if sample else 1
+    return [
+        None
+        if own[0] < least
+        else decimals.write(decimals.variance(own, scale, sample=sample, root=root))
+        for scale, *own in zip(scales, *sums, strict=True)
+    ]
+
+
 def advance_variances(
     olds: list[Numbers],
     at: list[int],

@@ -9,8 +9,8 @@ import typing
 import psycopg
 import pytest
 
+from headrace.collections import accumulators, aggregates, plan, retained_values
 from headrace.collections import aggregate_traits as traits
-from headrace.collections import aggregates, plan, retained_values
 from headrace.collections.aggregate_traits import BUILT_IN, COMPILED, NATIVE, Empty
 from headrace.types import Field
 
@@ -49,12 +49,12 @@ def test_every_aggregate_function_has_traits_and_an_accumulator():
         column = None if function == "count_star" else 0
         spec = plan.AggregateSpec(function, column, None, Field("r", INT8))
         [part], _ = aggregates.make([spec], "n", (Field("a", argument),), None)
-        assert isinstance(part, aggregates.Accumulator) != NATIVE[function].retained
+        assert isinstance(part, accumulators.Accumulator) != NATIVE[function].retained
 
 
 def test_every_function_that_an_accumulator_names_has_traits():
     named: set[str] = set()
-    for module in (aggregates, retained_values):
+    for module in (accumulators, aggregates, retained_values):
         for node in ast.walk(ast.parse(inspect.getsource(module))):
             if isinstance(node, ast.Compare) and ast.unparse(node.left).endswith("function"):
                 strings = (c.value for c in ast.walk(node) if isinstance(c, ast.Constant))

@@ -44,7 +44,7 @@ PLANS = {
         )
     ),
 }
-DIGEST = "19966d042ee3ed4a"
+DIGEST = "df0c6d6e94b9ba6b"
 
 
 def parts(data: object) -> list[dict]:

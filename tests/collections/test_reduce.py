@@ -266,6 +266,56 @@ def test_equals_postgres_after_every_txid(postgres, keys, seed):
     remote.close()
 
 
+def plain_row(rng):
+    """Return a row of one of 40 groups, most of whose numbers are small."""
+    seldom = rng.random() < 0.03
+    n = rng.choice([*VALUES["n"], *SPECIALS["n"]]) if seldom else f"{rng.randrange(-999, 999)}.25"
+    i8 = rng.choice(VALUES["i8"]) if seldom else str(rng.randrange(-(10**6), 10**6))
+    i4 = rng.choice([None, str(rng.randrange(100))])
+    return row(k=str(rng.randrange(40)), n=n, i8=i8, i4=i4, i2="7", b=rng.choice("tf"))
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_many_groups_equal_postgres(postgres, seed, monkeypatch):
+    exact, merged = [], []
+    for name, seen in (("_exact", exact), ("_merged", merged)):
+        own = getattr(Reduce, name)
+
+        def spy(self, values, *rest, own=own, seen=seen):
+            seen.append(len(values))
+            return own(self, values, *rest)
+
+        monkeypatch.setattr(Reduce, name, spy)
+    rng = random.Random(seed)
+    chosen = [a for a in CHECKED if a.argument is None or IN[a.argument].oid not in (700, 701)]
+    node = node_of((0,), [a for a in chosen if a.function != "remote"])
+    driver, oracle = Driver(node), Oracle(postgres, node)
+    live = Counter()
+    for step in range(12):
+        diffs = []
+        for _ in range(rng.choice([30, 200])):
+            if live and rng.random() < 0.5:
+                old = rng.choice(list(live))
+                diffs.append((old, -live.pop(old) if rng.random() < 0.3 else -1))
+                live[old] += diffs[-1][1] if old in live else 0
+                if not live[old]:
+                    del live[old]
+            else:
+                new = plain_row(rng)
+                live[new] += 1
+                diffs.append((new, 1))
+        driver.run(diffs)
+        assert driver.out == oracle.rows(live)
+        if step == 5:
+            driver.reopen()
+    driver.run([(old, -weight) for old, weight in live.items()])
+    assert driver.out == Counter()
+    assert not any(driver.store.dump().values())
+    assert len(merged) > 8
+    assert any(part < 20 for part in exact), "few groups have large numbers"
+    oracle.conn.close()
+
+
 def normal(rows):
     out = Counter()
     for (n, *rest), weight in rows.items():
