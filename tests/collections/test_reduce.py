@@ -106,6 +106,8 @@ AGGREGATES = [
     ],
     agg("var_samp", "n", distinct=True),
     agg("stddev_pop", "i4", where="b"),
+    agg("bool_and", "b"),
+    agg("bool_or", "b"),
     agg("sum", "i4", where="b", distinct=True),
     agg("avg", "i8", distinct=True),
     agg("sum", "f8", distinct=True),
