@@ -94,6 +94,6 @@ def _make(  # noqa: C901  one case per node
         case plan.FeedSpec():
             return Feed(node)
         case plan.SinkSpec():
-            return Sink(node)
+            return Sink(node, once=plan.emits_once(whole, whole.node(node.input)))
         case _:
             assert_never(node)

@@ -12,7 +12,7 @@ from typing import Any, Final
 import msgspec
 
 from headrace.collections.aggregate_traits import AggregateFunction
-from headrace.expressions.ir import Expr
+from headrace.expressions.ir import Column, Expr
 from headrace.types import Field, PlanPart, Schema
 
 
@@ -514,6 +514,29 @@ def inputs(node: Node) -> tuple[str, ...]:
             return node.inputs
         case _:
             return (node.input,)
+
+
+def emits_once(plan: PhysicalPlan, node: Node) -> bool:
+    """Return whether no row occurs twice in what ``node`` emits for a txid, in new memory.
+
+    Then it need not be consolidated.  A map qualifies only if it shows all columns of its input.
+    """
+    match node:
+        case ReduceSpec() | DistinctSpec() | SetOpSpec():
+            return True
+        case FilterSpec() | MapSpec() | FusedSpec():
+            below = plan.node(node.input)
+            steps = node.steps if isinstance(node, FusedSpec) else (node,)
+            columns = len(below.schema)
+            for step in steps:
+                if isinstance(step, MapSpec):
+                    shown = {e.index for e in step.expressions if isinstance(e, Column)}
+                    if len(shown) < columns:
+                        return False
+                    columns = len(step.schema)
+            return emits_once(plan, below)
+        case _:
+            return False
 
 
 def kind(part: type[PlanPart]) -> str:

@@ -14,15 +14,18 @@ class Sink(Collection):
     """Consolidated diffs of the view's rows.
 
     Meaning: the identity; weights of rows with the same representation are summed, zeros dropped.
-        A population with ``repeats`` is consolidated only if a row is retracted.
+        A population with ``repeats`` is consolidated only if a row is retracted, and input in
+        which each row comes ``once`` not again.
     Shape: input -> the same columns.
     State: none (within a txid, its diffs).
     Time: emits on TimeEnd only, so nothing intermediate is ever written (E-18).
     Errors: none.
     """
 
-    def __init__(self, node: plan.SinkSpec) -> None:
+    def __init__(self, node: plan.SinkSpec, *, once: bool = False) -> None:
+        """``once``: as ``plan.emits_once`` says of its input."""
         super().__init__(node.id, node.schema)
+        self._once = once
         self._diffs = Diffed(node.schema)
         self.repeats = False
         """Whether a population may emit a row several times; the writer accepts that."""
@@ -30,7 +33,8 @@ class Sink(Collection):
 
     def apply(self, port: int, batch: pa.RecordBatch) -> list[pa.RecordBatch]:
         """See ``Collection``."""
-        if self.insert_only and self.repeats and pc.min(batch.columns[-1]).as_py() > 0:
+        inserts = self.insert_only and self.repeats
+        if self._once or (inserts and pc.min(batch.columns[-1]).as_py() > 0):
             self._first.append(diff_batch(self.schema, columns_of(batch), batch.columns[-1]))
         else:
             self._diffs.add(batch)
@@ -40,7 +44,7 @@ class Sink(Collection):
         """See ``Collection``."""
         first, self._first = self._first, []
         taken = self._diffs.take()
-        if all(pc.min(batch.columns[-1]).as_py() > 0 for batch in taken):
+        if self._once or all(pc.min(batch.columns[-1]).as_py() > 0 for batch in taken):
             return first + taken
         for batch in first + taken:
             self._diffs.add(batch)

@@ -47,6 +47,26 @@ PLANS = {
 DIGEST = "df0c6d6e94b9ba6b"
 
 
+def test_a_row_comes_once_only_if_nothing_hides_a_column() -> None:
+    groups = plan.ReduceSpec("g", "l", (0,), (), (SCHEMA[0], SCHEMA[1]))
+    columns = (Column(1, 25), Column(0, 23))
+
+    def whole(*steps: plan.MapSpec | plan.FilterSpec) -> tuple[plan.PhysicalPlan, plan.Node]:
+        last = plan.FusedSpec("f", "g", steps, SCHEMA[:2])
+        source = plan.ValuesSpec("l", (), SCHEMA)
+        return plan.PhysicalPlan((source, groups, last, plan.SinkSpec("s", "f", SCHEMA[:2]))), last
+
+    turned = plan.MapSpec("m", "g", columns, SCHEMA[:2])
+    one = plan.MapSpec("o", "m", columns[:1], SCHEMA[:1])
+    tested = plan.FilterSpec("t", "m", (LESS,), SCHEMA[:2])
+    assert plan.emits_once(*whole(turned, tested, turned))
+    assert not plan.emits_once(*whole(turned, one))
+    assert not plan.emits_once(*whole(one, plan.MapSpec("p", "o", columns[1:] * 2, SCHEMA[:2])))
+    physical, _ = whole(turned)
+    assert plan.emits_once(physical, groups)
+    assert not plan.emits_once(physical, physical.nodes[0])
+
+
 def parts(data: object) -> list[dict]:
     if isinstance(data, list):
         return [part for item in data for part in parts(item)]
