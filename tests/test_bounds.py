@@ -83,15 +83,15 @@ def test_rows_are_counted_for_each_part_and_in_proportion():
     one, two = Part(), Part()
     with bound.applied():
         batch = pa.record_batch({"n": range(600)})
-        bounds.made(one, [batch])
-        bounds.made(two, [batch])
+        bounds.made(one, *bounds.measured([batch]))
+        bounds.made(two, *bounds.measured([batch]))
         assert bounds.room(one) == 400
         bounds.expect(one, 400)
         with pytest.raises(LimitExceeded, match="more than 1000 rows") as caught:
             bounds.expect(one, 401)
         assert caught.value.detail == "The rows come from a join."
         assert '{"view_rows_max": 10000}' in (caught.value.hint or "")
-        bounds.admit([batch])
+        bounds.admit(*bounds.measured([batch]))
         bounds.expect(one, 60_000)
 
 
@@ -99,9 +99,9 @@ def test_bytes():
     batch = pa.record_batch({"n": ["x" * 1000] * 10})
     with Bound(Limits(memory_bytes=25_000)).applied():
         part = Part()
-        bounds.made(part, [batch, batch])
+        bounds.made(part, *bounds.measured([batch, batch]))
         with pytest.raises(LimitExceeded, match="view_memory_bytes_max"):
-            bounds.made(part, [batch])
+            bounds.made(part, *bounds.measured([batch]))
 
 
 def test_a_cancel_from_another_thread_ends_what_is_under_way():

@@ -252,12 +252,12 @@ class _Scaled(Accumulator):
             self._add_alike(0, slots, buffers.values(column).astype(np.int64), weights, slot_count)
             return
         parsed = numeric.parse(column)
+        common = numeric.common_scale(parsed)
+        if common is not None:
+            self._add_alike(common, slots, parsed.mantissas, weights, slot_count)
+            return
         kinds, scales = parsed.kinds, parsed.scales
         small = kinds == decimals.SMALL
-        if small.all() and (scales == scales[:1]).all():
-            for scale in scales[:1].tolist():
-                self._add_alike(scale, slots, parsed.mantissas, weights, slot_count)
-            return
         for scale in np.unique(scales[small]).tolist():
             chosen = small & (scales == scale)
             own = slots[chosen], parsed.mantissas[chosen], weights[chosen]

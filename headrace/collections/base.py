@@ -234,19 +234,18 @@ class Collection(ABC):
         return self._wrap(batches, txid, attempt)
 
     def _wrap(self, batches: list[pa.RecordBatch], txid: int, attempt: int) -> list[Message]:
+        if not batches:
+            return []
+        rows, size = bounds.measured(batches)
         if self.begins:
-            bounds.admit(batches)
+            bounds.admit(rows, size)
         else:
-            bounds.made(self, batches)
-        out: list[Message] = []
-        for batch in batches:
-            if batch.num_rows == 0:
-                continue
-            self.metrics.rows_out += batch.num_rows
-            self.metrics.bytes_out += batch.nbytes
-            self._sent += batch.num_rows
-            self.metrics.batches_out += 1
-            out.append(Diffs(txid, attempt, batch))
+            bounds.made(self, rows, size)
+        out: list[Message] = [Diffs(txid, attempt, batch) for batch in batches if batch.num_rows]
+        self.metrics.rows_out += rows
+        self.metrics.bytes_out += size
+        self.metrics.batches_out += len(out)
+        self._sent += rows
         return out
 
 

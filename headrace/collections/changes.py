@@ -5,7 +5,6 @@ Several sources may read the same batch: columns and keys that they share are co
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final, cast
@@ -65,27 +64,30 @@ class TableChanges:
         if made is not None and made.batch is batch:
             self.made = made.made
 
-    @functools.cached_property
+    @property
     def ops(self) -> np.ndarray:
         """Operation of each change, a constant of ``kernels.source``."""
-        found: np.ndarray = self.batch.column("__op").to_numpy()
-        return found
+        return cast("np.ndarray", self._once(self._numbers, "__op"))
 
-    @functools.cached_property
+    @property
     def truncated(self) -> bool:
         """Whether a change is a TRUNCATE."""
-        return bool((self.ops == source.TRUNCATE).any())
+        return bool(self._once(self._truncated))
 
-    @functools.cached_property
+    @property
     def olds(self) -> np.ndarray:
         """How much of each old row the stream carries: nothing, the key or all."""
-        found: np.ndarray = self.batch.column("__old").to_numpy()
-        return found
+        return cast("np.ndarray", self._once(self._numbers, "__old"))
 
-    @functools.cached_property
+    @property
     def names(self) -> frozenset[str]:
         """Names of the batch's columns."""
-        return frozenset(self.batch.schema.names)
+        return cast("frozenset[str]", self._once(self._names))
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the batch."""
+        return cast("int", self._once(self._nbytes))
 
     def text(self, kind: str, column: SourceColumn) -> pa.Array:
         """Return the new (``n``) or old (``o``) values of a column, unparsed.
@@ -148,6 +150,19 @@ class TableChanges:
         if name not in self.made:
             self.made[name] = make(*of)
         return self.made[name]
+
+    def _numbers(self, name: str) -> np.ndarray:
+        found: np.ndarray = self.batch.column(name).to_numpy()
+        return found
+
+    def _truncated(self) -> bool:
+        return bool((self.ops == source.TRUNCATE).any())
+
+    def _names(self) -> frozenset[str]:
+        return frozenset(self.batch.schema.names)
+
+    def _nbytes(self) -> int:
+        return int(self.batch.nbytes)
 
     def _value(self, column: SourceColumn, of_key: bool) -> tuple[pa.Array, np.ndarray | None]:
         new, missing = self.text("n", column), None

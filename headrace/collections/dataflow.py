@@ -27,6 +27,7 @@ from headrace.collections.source import Source, load_batch, load_columns
 from headrace.collections.temporal import Temporal
 from headrace.errors import BugError, RowsLost
 from headrace.expressions.remote import RemoteEvaluator
+from headrace.kernels import buffers
 from headrace.process import bounds
 from headrace.state.contract import StateStore
 from headrace.types import Diffs, TimeEnd, arrow_schema, diff_batch
@@ -130,7 +131,8 @@ class Dataflow:
         """
         if table_oid in self._sources:
             # The rows cost time even where a source filters out all of them.
-            bounds.admit([changes])
+            size = changes.nbytes if made is None else made.nbytes
+            bounds.admit(changes.num_rows, size)
         for node in self._sources.get(table_oid, ()):
             source = self._nodes[node.id]
             assert isinstance(source, Source), "its spec says so"
@@ -141,7 +143,7 @@ class Dataflow:
 
     def feed(self, name: str, diffs: pa.RecordBatch) -> None:
         """Process diffs of the shared subplan that node ``name`` stands for."""
-        bounds.admit([diffs])
+        bounds.admit(diffs.num_rows, diffs.nbytes)
         for batch in cut(diffs):
             self._feed(name, batch)
 
@@ -193,10 +195,11 @@ class Dataflow:
         result = self._combined(batches)
         # By position, because a view may have a column of that name.
         weights = result.column(result.num_columns - 1).to_numpy()
-        if (weights == 0).any():
+        rows = buffers.multiplicity(weights)
+        if rows < 0:
             raise BugError("the sink sends a diff of weight 0")
         # The sink writes a row as often as its weight says.
-        bounds.expect(self, int(np.abs(weights).sum()))
+        bounds.expect(self, rows)
         return result
 
     def _combined(self, batches: list[pa.RecordBatch]) -> pa.RecordBatch:

@@ -248,7 +248,7 @@ class _Step:
         """Send diffs to all readers of ``name``, a node of the step or an outside input."""
         for user, port in self._users[name]:
             batches = user.apply(port, batch)
-            bounds.made(user, batches)
+            bounds.made(user, *bounds.measured(batches))
             for out in batches:
                 self._leave(user.id, out)
 
@@ -256,7 +256,7 @@ class _Step:
         """End the round, and return its output diffs."""
         for collection in self._made:
             batches = collection.time_end(txid)
-            bounds.made(collection, batches)
+            bounds.made(collection, *bounds.measured(batches))
             for out in batches:
                 self._leave(collection.id, out)
         batches, self._out = self._out, []

@@ -83,6 +83,11 @@ def negative(numbers: Int64s) -> bool:
     return bool(_negative(view(numbers)))
 
 
+def multiplicity(weights: Int64s) -> int:
+    """Return the sum of absolute weights; -1 if one is 0."""
+    return int(_multiplicity(view(weights)))
+
+
 def minus_ones(n: int) -> Int64s:
     """Return ``n`` times -1, read-only."""
     return _NONE[:n] if n <= len(_NONE) else np.full(n, -1, np.int64)
@@ -224,6 +229,19 @@ def _find(flags: cython.const_uchar[::1], zero: cython.bint) -> cython.Py_ssize_
         if (flags[i] == 0) == zero:
             return i
     return -1
+
+
+@cython.cfunc
+@cython.exceptval(check=False)
+def _multiplicity(weights: cython.const_longlong[::1]) -> cython.longlong:
+    i: cython.Py_ssize_t
+    total: cython.longlong = 0
+    for i in range(len(weights)):
+        weight: cython.longlong = weights[i]
+        if weight == 0:
+            return -1
+        total += weight if weight > 0 else -weight
+    return total
 
 
 @cython.cfunc

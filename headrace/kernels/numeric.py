@@ -113,6 +113,25 @@ def _parse(
     return True
 
 
+def common_scale(parsed: Parsed) -> int | None:
+    """Return the scale of a column without NULLs whose values are all ``SMALL`` and of one scale.
+
+    None: it has other values, or none.
+    """
+    scale: int = _common_scale(buffers.view(parsed.kinds), buffers.view(parsed.scales))
+    return None if scale < 0 else scale
+
+
+@cython.cfunc
+@cython.exceptval(check=False)
+def _common_scale(kinds: cython.const_uchar[::1], scales: cython.const_int[::1]) -> cython.int:
+    i: cython.Py_ssize_t
+    for i in range(len(kinds)):
+        if kinds[i] != 1 or scales[i] != scales[0]:
+            return -1
+    return scales[0] if len(kinds) else -1
+
+
 def render(
     kinds: npt.NDArray[np.uint8], mantissas: npt.NDArray[np.int64], scales: npt.NDArray[np.int32]
 ) -> pa.StringArray:

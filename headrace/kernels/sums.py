@@ -30,6 +30,9 @@ _WEIGHTS_MAX: Final = 2**29
 """Sum of absolute weights up to which 33-bit limbs cannot overflow 64 bits."""
 
 
+_EMPTY: Final = {count: np.zeros((count, 0), np.int64) for count in (2, 4)}
+
+
 class IntSums:
     """Exact sums per slot of 64-bit values times their weights."""
 
@@ -37,7 +40,7 @@ class IntSums:
     _limb_count: int = 2
 
     def __init__(self) -> None:
-        self._limbs = np.zeros((self._limb_count, 0), np.int64)
+        self._limbs = _EMPTY[self._limb_count]
         """Sums of 32-bit parts of the values, the lowest first."""
         self._weights = 0.0
         self._folded: dict[int, int] = {}
@@ -49,7 +52,7 @@ class IntSums:
 
     def add(self, slots: Int64s, values: Int64s, weights: Int64s, slot_count: int) -> None:
         """Add ``values[i] ** power * weights[i]`` to ``slots[i]``; all slots < ``slot_count``."""
-        weight = float(np.abs(weights.astype(np.float64)).sum())
+        weight = _size(buffers.view(weights))
         if weight > _WEIGHTS_MAX:
             rows = zip(slots.tolist(), values.tolist(), weights.tolist(), strict=True)
             for slot, value, times in rows:
@@ -73,7 +76,8 @@ class IntSums:
         held = self._limbs.shape[1]
         if held < size:
             limbs = np.zeros((self._limb_count, max(size, 2 * held)), np.int64)
-            limbs[:, :held] = self._limbs
+            if held:
+                limbs[:, :held] = self._limbs
             self._limbs = limbs
 
     def _fold(self) -> None:
@@ -182,6 +186,18 @@ def _limbs(mantissas: Int64s, shifts: Int64s) -> tuple[Int64s, Int64s, Int64s]:
     low = (sizes & mask) << shifts
     high = (sizes >> 32) << shifts
     return (signs * (low & mask), signs * ((low >> 32) + (high & mask)), signs * (high >> 32))
+
+
+@cython.cfunc
+@cython.exceptval(check=False)
+def _size(weights: cython.const_longlong[::1]) -> cython.double:
+    """Return the sum of absolute weights."""
+    i: cython.Py_ssize_t
+    total: cython.double = 0.0
+    for i in range(len(weights)):
+        weight: cython.double = weights[i]
+        total += weight if weight >= 0 else -weight
+    return total
 
 
 @cython.cfunc

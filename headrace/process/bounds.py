@@ -308,20 +308,21 @@ def room(part: Described) -> int | None:
     return None if _here.bound is None else _here.bound.room(part)
 
 
-def made(part: Described, batches: Sequence[pa.RecordBatch]) -> None:
+def made(part: Described, rows: int, size: int) -> None:
     """Call ``Bound.made`` of this thread's bound, if there is one."""
-    if _here.bound is not None and batches:
-        _here.bound.made(part, *_measured(batches))
+    if _here.bound is not None:
+        _here.bound.made(part, rows, size)
 
 
-def admit(batches: Sequence[pa.RecordBatch]) -> None:
+def admit(rows: int, size: int) -> None:
     """Call ``Bound.admit`` of this thread's bound, if there is one; raises as ``check`` does."""
-    if _here.bound is not None and batches:
-        _here.bound.admit(*_measured(batches))
+    if _here.bound is not None:
+        _here.bound.admit(rows, size)
         _here.bound.check()
 
 
-def _measured(batches: Sequence[pa.RecordBatch]) -> tuple[int, int]:
+def measured(batches: Sequence[pa.RecordBatch]) -> tuple[int, int]:
+    """Return the rows and bytes of batches."""
     if len(batches) == 1:  # the usual case
         return batches[0].num_rows, batches[0].nbytes
     return sum(batch.num_rows for batch in batches), sum(batch.nbytes for batch in batches)
