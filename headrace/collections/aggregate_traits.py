@@ -16,7 +16,8 @@ from headrace.types import INT2, INT4, INT8, NUMERIC
 # fmt: off
 AggregateFunction = Literal[
     "count_star", "count", "sum", "avg", "bool_and", "bool_or", "min", "max",
-    "any", "single", "stddev_samp", "stddev_pop", "var_samp", "var_pop", "remote",
+    "any", "single", "stddev_samp", "stddev_pop", "var_samp", "var_pop",
+    "string_agg", "remote",
 ]
 # fmt: on
 """A function of ``AggregateSpec``."""
@@ -93,6 +94,7 @@ _TRUTH: Final = replace(_NUMBERS, empty=Empty.NULL, idempotent=True, total=Total
 _ANY: Final = AggregateTraits(Empty.NULL, idempotent=True, total=Total.ANY, partial=Partial.EXTREME)
 _EXTREME: Final = replace(_ANY, ordered=False)
 _UNKNOWN: Final = AggregateTraits()
+_CONCATENATED: Final = AggregateTraits(Empty.NULL, total=Total.ANY)
 
 NATIVE: Final[Mapping[AggregateFunction, AggregateTraits]] = {
     "count_star": _COUNT,
@@ -109,6 +111,7 @@ NATIVE: Final[Mapping[AggregateFunction, AggregateTraits]] = {
     "stddev_pop": _SUM,
     "var_samp": _SUM,
     "var_pop": _SUM,
+    "string_agg": _CONCATENATED,
     "remote": _UNKNOWN,
 }
 COMPILED: Final[Mapping[str, AggregateFunction]] = {

@@ -24,6 +24,7 @@ from headrace.collections.by_key import Found, Touched, difference, least
 from headrace.collections.plan import AggregateSpec
 from headrace.collections.retained_values import (
     Asked,
+    Concatenated,
     Extreme,
     First,
     Multiset,
@@ -146,6 +147,8 @@ def _part(spec: AggregateSpec, name: str, number: int, fields: types.Schema) -> 
     if function == "any" and spec.row and spec.argument is not None:
         place = spec.row.index(spec.argument)
         return First(name, number, fields, place, spec.result)
+    if function == "string_agg":
+        return Concatenated(name, number, fields, spec)
     [argument] = fields
     if function == "single":
         return Single(name, number, fields, spec.result)

@@ -124,14 +124,30 @@ class JoinSpec(PlanPart, frozen=True):
         return port in self.watched and self.op != "semi"
 
 
+class SortKey(PlanPart, frozen=True):
+    """One ORDER BY item: input column ``column`` under the ordering operator ``operator``.
+
+    ``native``: the byte order of its canonical keys is that order; else Postgres ranks the rows.
+    ``trusted``: the operator and the type are built in.
+    """
+
+    column: int
+    operator: str
+    descending: bool
+    nulls_first: bool
+    native: bool
+    trusted: bool = True
+
+
 class AggregateSpec(PlanPart, frozen=True):
     """One aggregate: ``function`` over input column ``argument`` where boolean column ``filter``.
 
     ``function``: ``count_star``, ``count``, ``sum``, ``avg``, ``min``, ``max``, ``any`` (the least
     representation of the values, by length then bytes), ``single`` (the value of the only row, NULL
-    over no row, RowError 21000 over more) or ``remote``: keep the multiset, and Postgres evaluates
-    ``sql`` for the touched groups.  In ``sql``, ``$1`` is ``argument``, ``$2`` … are ``more``, and
-    ``$0`` is the row's position in the group's canonical order.
+    over no row, RowError 21000 over more), ``string_agg`` (of texts, with ``delimiter`` between
+    two, in ``order``, then in the order of ``row``) or ``remote``: keep the multiset, and Postgres
+    evaluates ``sql`` for the touched groups.  In ``sql``, ``$1`` is ``argument``, ``$2`` … are
+    ``more``, and ``$0`` is the row's position in the group's canonical order.
     """
 
     function: AggregateFunction
@@ -141,7 +157,7 @@ class AggregateSpec(PlanPart, frozen=True):
     sql: str = ""
     distinct: bool = False
     more: tuple[int, ...] = ()
-    """Further argument columns, for ``remote`` only."""
+    """Further argument columns, for ``remote`` and ``string_agg`` only."""
     direct: int = 0
     """Number of direct arguments (WITHIN GROUP): the last columns, constant within a group."""
     trusted: bool = True
@@ -154,6 +170,9 @@ class AggregateSpec(PlanPart, frozen=True):
     """
     shows_order: bool = False
     """Whether its value depends on an order that the query may leave open."""
+    delimiter: str = ""
+    order: tuple[SortKey, ...] = ()
+    """The columns are among ``columns``; each is native."""
 
     @property
     def columns(self) -> tuple[int, ...]:
@@ -189,21 +208,6 @@ class ExpandSpec(PlanPart, frozen=True):
     keys: tuple[int, ...]
     sets: tuple[tuple[int, ...], ...]
     schema: Schema = ()
-
-
-class SortKey(PlanPart, frozen=True):
-    """One ORDER BY item: input column ``column`` under the ordering operator ``operator``.
-
-    ``native``: the byte order of its canonical keys is that order; else Postgres ranks the rows.
-    ``trusted``: the operator and the type are built in.
-    """
-
-    column: int
-    operator: str
-    descending: bool
-    nulls_first: bool
-    native: bool
-    trusted: bool = True
 
 
 class TopKSpec(PlanPart, frozen=True):

@@ -1,6 +1,7 @@
 """Aggregates that keep their groups' values, in a state that all parts of a reduce share.
 
-``min``, ``max``, ``any``: the values in order; one value is read per group.  ``remote``: Postgres
+``min``, ``max``, ``any``: the values in order; one value is read per group.  ``string_agg``: all of
+them.  ``remote``: Postgres
 evaluates the rows of the touched groups; several aggregates may share these rows.
 """
 
@@ -13,12 +14,14 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from msgspec import structs
 
 from headrace.collections.base import encode
 from headrace.collections.plan import AggregateSpec
+from headrace.collections.sorting import Sorter
 from headrace.errors import BugError, RowError
 from headrace.expressions.remote import AggregateCall, RemoteEvaluator
-from headrace.kernels import aggregate, buffers, packed, rows
+from headrace.kernels import aggregate, buffers, order, packed, rows, strings
 from headrace.kernels.buffers import Int64s
 from headrace.kernels.packed import Nullable, Packed
 from headrace.state.contract import IndexState, Scanned, StateStore
@@ -163,6 +166,36 @@ class First(RetainedValues):
         values = rows.decode_rows(encoded, self._types)[self._place]
         places = np.cumsum(found.valid, dtype=np.int64) - 1
         return values.take(pa.array(places, mask=found.valid == 0))
+
+
+class Concatenated(RetainedValues):
+    """``string_agg``: the texts in the order of the query, then in canonical order of the rows."""
+
+    def __init__(self, name: str, number: int, row: Schema, spec: AggregateSpec) -> None:
+        """Initialise the aggregate of rows that consist of ``spec.row``, or its columns."""
+        super().__init__(name, number, row, spec.result)
+        columns = spec.row or spec.columns
+        assert spec.argument is not None, "the text"
+        self._place = columns.index(spec.argument)
+        self._delimiter = spec.delimiter.encode()
+        self._oids = [f.oid for f in row]
+        order = [structs.replace(key, column=columns.index(key.column)) for key in spec.order]
+        self._sorter = Sorter(row, (), order, None)
+
+    def add(self, keys: Packed, columns: list[pa.Array], weights: Int64s) -> None:
+        """See ``RetainedValues``."""
+        orders = self._sorter.orders(columns, len(keys))
+        ties = rows.pack_keys(columns, self._oids)
+        self._values.add(keys, order.entries(orders, ties, rows.pack_rows(columns)), weights)
+
+    def column(self, keys: Packed) -> pa.Array:
+        """See ``RetainedValues``."""
+        at, entries, weights = self._values.scan(keys)
+        texts = rows.decode_rows(order.split(entries)[1], self._types)[self._place]
+        try:
+            return strings.concatenated(at, texts, weights, self._delimiter, len(keys))
+        except OverflowError as error:
+            raise RowError(str(error), sqlstate="54000") from error
 
 
 class Rows:

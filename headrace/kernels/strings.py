@@ -14,11 +14,94 @@ import pyarrow as pa
 
 from headrace.kernels import buffers
 
+_BYTES_MAX = 2**31 - 1
 Tokens = npt.NDArray[np.int32]
 Int64s = npt.NDArray[np.int64]
 
 ONE, MANY = 256, 257
 """Tokens of a pattern: ``_`` and ``%``; anything less is a byte."""
+
+
+def concatenated(
+    at: Int64s, texts: pa.StringArray, weights: Int64s, delimiter: bytes, count: int
+) -> pa.StringArray:
+    """Return the texts of each of ``count`` groups in one text, NULL for a group without any.
+
+    Text ``i`` belongs to group ``at[i]``, as often as its weight says; ``at`` ascends, and no text
+    is NULL.  OverflowError if the result has more bytes than an array holds.
+    """
+    starts, valid = np.zeros(count + 1, np.int64), np.zeros(count, np.uint8)
+    offsets = buffers.view(buffers.offsets(texts))
+    joint = buffers.view(np.frombuffer(delimiter, np.uint8))
+    places, times = buffers.view(at), buffers.view(weights)
+    size: int = _concatenated_sizes(
+        places, offsets, times, len(delimiter), buffers.view(starts), buffers.view(valid)
+    )
+    if size > _BYTES_MAX:
+        message = "concatenated texts have more than 2 GB"
+        raise OverflowError(message)
+    content = np.empty(size, np.uint8)
+    _concatenate(
+        places,
+        buffers.view(buffers.data(texts)),
+        offsets,
+        times,
+        joint,
+        buffers.view(starts),
+        buffers.view(content),
+    )
+    return buffers.make_text(starts.astype(np.int32), content, valid, pa.string())
+
+
+@cython.cfunc
+@cython.exceptval(check=False)
+def _concatenated_sizes(
+    at: cython.const_longlong[::1],
+    offsets: cython.const_int[::1],
+    weights: cython.const_longlong[::1],
+    joint: cython.Py_ssize_t,
+    starts: cython.longlong[::1],
+    valid: cython.uchar[::1],
+) -> cython.longlong:
+    """Set the bounds of each group's text; return the last."""
+    i: cython.Py_ssize_t
+    for i in range(len(at)):
+        group: cython.Py_ssize_t = at[i]
+        length: cython.longlong = offsets[i + 1] - offsets[i]
+        starts[group + 1] += (length + joint) * weights[i]
+        valid[group] = 1
+    for i in range(len(valid)):
+        starts[i + 1] += starts[i]
+        if valid[i]:
+            starts[i + 1] -= joint
+    return starts[len(valid)]
+
+
+@cython.cfunc
+@cython.exceptval(check=False)
+def _concatenate(
+    at: cython.const_longlong[::1],
+    data: cython.const_uchar[::1],
+    offsets: cython.const_int[::1],
+    weights: cython.const_longlong[::1],
+    joint: cython.const_uchar[::1],
+    starts: cython.const_longlong[::1],
+    out: cython.uchar[::1],
+) -> cython.void:
+    i: cython.Py_ssize_t
+    j: cython.Py_ssize_t
+    k: cython.longlong
+    p: cython.Py_ssize_t = 0
+    for i in range(len(at)):
+        first: cython.Py_ssize_t = starts[at[i]]
+        for k in range(weights[i]):
+            if p != first or (i > 0 and at[i - 1] == at[i]) or k > 0:
+                for j in range(len(joint)):
+                    out[p] = joint[j]
+                    p += 1
+            for j in range(offsets[i], offsets[i + 1]):
+                out[p] = data[j]
+                p += 1
 
 
 def compile_like(pattern: str) -> Tokens | None:

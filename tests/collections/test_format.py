@@ -21,6 +21,7 @@ from tests.plans import col, join, native
 SCHEMA = (Field("k", INT4), Field("v", TEXT), Field("n", NUMERIC), Field("i", INT4))
 UP = plan.SortKey(2, "OPERATOR(pg_catalog.<)", False, False, True)
 DOWN = plan.SortKey(3, "OPERATOR(pg_catalog.>)", True, True, True)
+DOWN_BY_NUMBER = plan.SortKey(2, "OPERATOR(pg_catalog.>)", True, False, True)
 ASKED = plan.SortKey(2, "OPERATOR(pg_catalog.<)", False, False, False)
 LESS = (native("<", col(3), col(7)),)
 
@@ -103,6 +104,12 @@ NODES: dict[str, plan.Node] = {
         )
         for op, symbol in (("semi", ">"), ("anti", "<="))
     },
+    "texts": reduce(
+        0,
+        aggregates=(
+            aggregate("string_agg", 1, TEXT, delimiter="-", more=(2,), order=(DOWN_BY_NUMBER,)),
+        ),
+    ),
     "variances": reduce(
         0,
         aggregates=(
@@ -143,6 +150,7 @@ DIGESTS = {
     "anti 1": "6c509f21ceb824f5",
     "semi >": "73d779111bb4e96d",
     "anti <=": "1a732aca3620d873",
+    "texts": "9a923068d09e365e",
     "variances": "6c95bdad91f7feb9",
 }
 

@@ -44,7 +44,7 @@ PLANS = {
         )
     ),
 }
-DIGEST = "df0c6d6e94b9ba6b"
+DIGEST = "f3d7aaa7e5fbc1a1"
 
 
 def test_a_row_comes_once_only_if_nothing_hides_a_column() -> None:

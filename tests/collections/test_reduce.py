@@ -15,6 +15,7 @@ from headrace.collections.reduce import Reduce
 from headrace.errors import BugError, RowError
 from headrace.expressions.remote import RemoteEvaluator
 from headrace.kernels import copytext, text
+from headrace.planner.logical.nodes import PLAIN_ORDERS
 from headrace.postgres.settings import PINNED_SETTINGS
 from headrace.state.memory import MemoryStore
 from headrace.types import Field, diff_batch
@@ -81,8 +82,29 @@ def agg(function, column=None, *, result=None, where=None, distinct=False, sql="
     return plan.AggregateSpec(function, argument, mask, Field("x", result), sql, distinct)
 
 
+def listed(delimiter, *order, where=None):
+    """Return ``string_agg`` of t in that order, whose ties the query also breaks by t."""
+    keys = [(NAMES.index(name), down, first) for name, down, first in (*order, ("t", False, False))]
+    return replace(
+        agg("string_agg", "t", where=where),
+        more=tuple(place for place, *_ in keys[:-1]),
+        delimiter=delimiter,
+        order=tuple(
+            plan.SortKey(place, PLAIN_ORDERS[down], down, first, native=True)
+            for place, down, first in keys
+        ),
+    )
+
+
 def sql_of(a):
-    if a.function == "count_star":
+    if a.function == "string_agg":
+        order = ", ".join(
+            f"{NAMES[k.column]} {'DESC' if k.descending else 'ASC'}"
+            f" NULLS {'FIRST' if k.nulls_first else 'LAST'}"
+            for k in a.order
+        )
+        out = f"string_agg(t, '{a.delimiter}' ORDER BY {order})"
+    elif a.function == "count_star":
         out = "count(*)"
     elif a.function == "remote":
         out = a.sql.replace("$1", NAMES[a.argument])
@@ -108,6 +130,9 @@ AGGREGATES = [
     agg("stddev_pop", "i4", where="b"),
     agg("bool_and", "b"),
     agg("bool_or", "b"),
+    listed(""),
+    listed(", ", ("i4", True, True), ("i8", False, False), where="b"),
+    listed("é", ("n", True, False)),
     agg("sum", "i4", where="b", distinct=True),
     agg("avg", "i8", distinct=True),
     agg("sum", "f8", distinct=True),

@@ -6,11 +6,12 @@ from decimal import Decimal, localcontext
 from fractions import Fraction
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.kernels import aggregate, packed, sums
+from headrace.kernels import aggregate, packed, strings, sums
 
 int64 = st.integers(-(2**63), 2**63 - 1)
 weight = st.one_of(st.integers(-3, 3), st.integers(-(2**40), 2**40))
@@ -167,3 +168,24 @@ def test_changes_of_one_scale_are_listed_where_there_are_some(changes):
     columns = [count for count, _ in changes], [total for _, total in changes]
     wanted = [[0, 0, 0, 0, 2, *pair] if any(pair) else [0, 0, 0, 0] for pair in changes]
     assert aggregate.of_one_scale(2, list(columns)) == wanted
+
+
+TEXTS = st.lists(st.tuples(st.integers(0, 4), st.text(max_size=3), st.integers(1, 3)))
+
+
+@given(TEXTS, st.sampled_from(["", ",", "é, "]))
+def test_texts_of_groups_are_concatenated(rows, delimiter):
+    rows = sorted(rows, key=lambda row: row[0])
+    at, texts, weights = (list(part) for part in zip(*rows, strict=True)) if rows else ([], [], [])
+    parts = {group: [] for group in range(5)}
+    for group, text, weight in rows:
+        parts[group] += [text] * weight
+    found = strings.concatenated(
+        np.array(at, np.int64),
+        pa.array(["before", *texts], pa.string())[1:],
+        np.array(weights, np.int64),
+        delimiter.encode(),
+        5,
+    )
+    wanted = [delimiter.join(some) if some else None for some in parts.values()]
+    assert found.to_pylist() == wanted

@@ -29,7 +29,7 @@ SHAPES = {
     "mapped": "SELECT id, product, amount FROM orders",
     "grouped": "SELECT customer, sum(amount) AS s, count(*) AS n FROM orders GROUP BY 1",
     "extremes": "SELECT customer, min(amount) AS a, max(placed) AS b FROM orders GROUP BY 1",
-    "listed": "SELECT customer, string_agg(note, ',' ORDER BY id) AS s FROM orders GROUP BY 1",
+    "listed": "SELECT customer, json_agg(note ORDER BY id) AS s FROM orders GROUP BY 1",
     "joined": "SELECT o.id, o.amount, c.region FROM orders o JOIN customers c ON c.id = o.customer",
     "unique_ones": "SELECT DISTINCT product, customer FROM orders",
     "numbered": """SELECT id, customer, row_number() OVER (PARTITION BY customer ORDER BY placed, id)

@@ -12,6 +12,7 @@ the level (``alignment``).  So the same rows always give the same result.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
@@ -28,7 +29,7 @@ from headrace.planner.analyse.nodetree import Node as Tree
 from headrace.planner.analyse.nodetypes import targets, type_of
 from headrace.planner.analyse.pg_functions import Function
 from headrace.planner.logical.alignment import shows_order
-from headrace.planner.logical.nodes import Agg, Col
+from headrace.planner.logical.nodes import PLAIN_ORDERS, Agg, ArgumentOrder, Col
 from headrace.planner.logical.scalar import Call, Const, Expr, quote, raises, show, trusted
 from headrace.planner.scalars import build, functions
 from headrace.planner.scalars.lower import Lowering
@@ -119,7 +120,7 @@ class AggregateCalls:
         )
         column = self._column(_label(call), result)
         known = self._native(call, column, node.number("inputcollid"))
-        return known if known is not None else self._remote(call, column, node)
+        return known if known is not None else self._concatenated(call, column, node)
 
     def _lower(self, node: Tree, scope: Scope) -> _Call:
         lowering = self._lowering
@@ -254,6 +255,35 @@ class AggregateCalls:
 
     def _key(self, expr: Expr) -> keys.KeyClass | None:
         return key_class(self._lowering.catalog, expr.oid, expr.collation)
+
+    def _concatenated(self, call: _Call, column: Col, node: Tree) -> Agg:
+        """Return a ``string_agg`` of texts in a native order as such, any other as remote."""
+        agg = self._remote(call, column, node)
+        if call.name != "string_agg" or not call.function.builtin or call.distinct:
+            return agg
+        value, delimiter = call.args
+        if value.oid != t.TEXT or agg.argument != value or not isinstance(delimiter, Const):
+            return agg
+        order: list[ArgumentOrder] = []
+        for expr, how in call.order:
+            item = self._argument_order(agg, expr, how)
+            if item is None:
+                return agg
+            order.append(item)
+        return dataclasses.replace(
+            agg, function="string_agg", delimiter=delimiter.text or "", order=tuple(order)
+        )
+
+    def _argument_order(self, agg: Agg, expr: Expr, how: str) -> ArgumentOrder | None:
+        """Return an ORDER BY item of ``agg``; None if our keys do not sort as Postgres does."""
+        operator, nulls = how.removeprefix("USING ").split(" NULLS ")
+        collations = self._lowering.catalog.collations
+        native = keys.order_native(expr.oid, bytewise=collations.bytewise(expr.collation))
+        if not native or operator not in PLAIN_ORDERS or expr not in agg.arguments:
+            return None
+        return ArgumentOrder(
+            agg.arguments.index(expr), operator, operator == PLAIN_ORDERS[1], nulls == "FIRST"
+        )
 
     # -- remote
 

@@ -138,6 +138,20 @@ class ApplyNode:
         return self.left.columns + self.right.columns
 
 
+PLAIN_ORDERS: Final = ("OPERATOR(pg_catalog.<)", "OPERATOR(pg_catalog.>)")
+"""Ascending and descending order of built-in types."""
+
+
+@dataclass(frozen=True, slots=True)
+class ArgumentOrder:
+    """One ORDER BY item of an aggregate: its place among the arguments; see ``OrderNode``."""
+
+    place: int
+    operator: str
+    descending: bool
+    nulls_first: bool
+
+
 @dataclass(frozen=True, slots=True)
 class Agg:
     """One aggregate; ``function`` and the other fields are as in ``AggregateSpec``."""
@@ -155,6 +169,8 @@ class Agg:
     trusted: bool = True
     shows_order: bool = False
     """Whether its value depends on the order in which it sees its rows."""
+    delimiter: str = ""
+    order: tuple[ArgumentOrder, ...] = ()
     row: tuple[Expr, ...] = ()
     """Expressions that determine an order common to several aggregates (``alignment``)."""
 

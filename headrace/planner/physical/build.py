@@ -10,7 +10,6 @@ from __future__ import annotations
 import itertools
 from collections import defaultdict
 from dataclasses import dataclass, field, replace
-from typing import Final
 
 from msgspec import structs
 
@@ -36,8 +35,6 @@ from headrace.planner.request import RECURSIONS
 from headrace.planner.scalars.lower import Lowering
 from headrace.planner.scalars.typekeys import identifies
 from headrace.types import Field, Schema
-
-_PLAIN_ORDERS: Final = ("OPERATOR(pg_catalog.<)", "OPERATOR(pg_catalog.>)")
 
 
 @dataclass(slots=True)
@@ -496,11 +493,11 @@ class PhysicalBuilder:
                 item.operator,
                 item.descending,
                 item.nulls_first,
-                item.operator in _PLAIN_ORDERS
+                item.operator in lg.PLAIN_ORDERS
                 and order_native(
                     item.column.oid, bytewise=catalog.collations.bytewise(item.column.collation)
                 ),
-                item.operator in _PLAIN_ORDERS and self._lowering.plain_type(item.column.oid),
+                item.operator in lg.PLAIN_ORDERS and self._lowering.plain_type(item.column.oid),
             )
             for item in order
         )
@@ -564,6 +561,17 @@ class PhysicalBuilder:
                 trusted=a.trusted,
                 row=tuple(wanted[e] for e in alignment.whole_row(a, node.aggs)),
                 shows_order=a.shows_order,
+                delimiter=a.delimiter,
+                order=tuple(
+                    p.SortKey(
+                        wanted[a.arguments[item.place]],
+                        item.operator,
+                        item.descending,
+                        item.nulls_first,
+                        native=True,
+                    )
+                    for item in a.order
+                ),
             )
             for a in node.aggs
         )
