@@ -23,6 +23,7 @@ from headrace.kernels import aggregate, packed, rows
 from headrace.kernels.buffers import Int64s
 from headrace.kernels.numbering import Consolidator, Numbering
 from headrace.kernels.packed import Nullable, Packed
+from headrace.process import bounds
 from headrace.state.contract import IndexState, StateStore
 from headrace.types import Schema, diff_batch
 
@@ -133,7 +134,10 @@ class Threshold(base.Collection):
     def time_end(self, txid: int) -> list[pa.RecordBatch]:
         """See ``Collection``."""
         out: list[pa.RecordBatch] = []
+        total = 0
         for found, weights in self._ended():
+            total += len(found)
+            bounds.expect(self, total)
             encoded = aggregate.ordered_values(packed.all_valid(found), b"")
             out += base.cut(base.decode(encoded, self.schema, weights))
         return out
