@@ -177,6 +177,8 @@ class _Tracer:
         self._decided_by([left[i] for i in node.left_keys])
         self._decided_by([right[i] for i in node.right_keys])
         self._decided_by([_mark(e, left + right) for e in node.residual])
+        if node.compared is not None:
+            self._decided_by([left[node.compared.left], right[node.compared.right]])
         return left if node.left_only else left + right
 
     def _aggregate(
