@@ -17,7 +17,7 @@ from headrace.types import INT2, INT4, INT8, NUMERIC
 AggregateFunction = Literal[
     "count_star", "count", "sum", "avg", "bool_and", "bool_or", "min", "max",
     "any", "single", "stddev_samp", "stddev_pop", "var_samp", "var_pop",
-    "string_agg", "remote",
+    "string_agg", "array_agg", "remote",
 ]
 # fmt: on
 """A function of ``AggregateSpec``."""
@@ -69,6 +69,8 @@ class AggregateTraits:
     total: Total = Total.NONE
     retained: bool = True
     """Whether its state keeps the values of a group, not only numbers."""
+    whole: bool = False
+    """Whether a change reads all values of its group."""
     partial: Partial | None = None
     """None: all rows of a group must be in one task."""
 
@@ -94,7 +96,7 @@ _TRUTH: Final = replace(_NUMBERS, empty=Empty.NULL, idempotent=True, total=Total
 _ANY: Final = AggregateTraits(Empty.NULL, idempotent=True, total=Total.ANY, partial=Partial.EXTREME)
 _EXTREME: Final = replace(_ANY, ordered=False)
 _UNKNOWN: Final = AggregateTraits()
-_CONCATENATED: Final = AggregateTraits(Empty.NULL, total=Total.ANY)
+_LISTED: Final = AggregateTraits(Empty.NULL, whole=True)
 
 NATIVE: Final[Mapping[AggregateFunction, AggregateTraits]] = {
     "count_star": _COUNT,
@@ -111,8 +113,9 @@ NATIVE: Final[Mapping[AggregateFunction, AggregateTraits]] = {
     "stddev_pop": _SUM,
     "var_samp": _SUM,
     "var_pop": _SUM,
-    "string_agg": _CONCATENATED,
-    "remote": _UNKNOWN,
+    "string_agg": replace(_LISTED, total=Total.ANY),
+    "array_agg": replace(_LISTED, total=Total.SINGLE),
+    "remote": AggregateTraits(whole=True),
 }
 COMPILED: Final[Mapping[str, AggregateFunction]] = {
     "count": "count",

@@ -24,9 +24,9 @@ from headrace.collections.by_key import Found, Touched, difference, least
 from headrace.collections.plan import AggregateSpec
 from headrace.collections.retained_values import (
     Asked,
-    Concatenated,
     Extreme,
     First,
+    Listed,
     Multiset,
     RetainedValues,
     Rows,
@@ -38,6 +38,9 @@ from headrace.kernels.packed import Packed
 from headrace.state.contract import StateStore
 
 Int64s = npt.NDArray[np.int64]
+
+
+_WITH_NULLS: Final = ("remote", "single", "array_agg")
 
 
 class Unique:
@@ -147,8 +150,8 @@ def _part(spec: AggregateSpec, name: str, number: int, fields: types.Schema) -> 
     if function == "any" and spec.row and spec.argument is not None:
         place = spec.row.index(spec.argument)
         return First(name, number, fields, place, spec.result)
-    if function == "string_agg":
-        return Concatenated(name, number, fields, spec)
+    if function in ("string_agg", "array_agg"):
+        return Listed(name, number, fields, spec)
     [argument] = fields
     if function == "single":
         return Single(name, number, fields, spec.result)
@@ -162,12 +165,12 @@ def _chosen(spec: AggregateSpec, columns: Sequence[pa.Array]) -> npt.NDArray[np.
     """Return a mask of the rows that count for ``spec``; None = all.
 
     FILTER must be true and the argument not NULL.  ``remote`` also receives NULLs, because
-    Postgres decides what they mean; ``single`` counts them.
+    Postgres decides what they mean; ``single`` counts them; they are elements of an array.
     """
     mask: npt.NDArray[np.bool_] | None = None
     if spec.filter is not None:
         mask = buffers.values(pc.fill_null(columns[spec.filter], False)).astype(bool)
-    if spec.argument is not None and spec.function not in ("remote", "single"):
+    if spec.argument is not None and spec.function not in _WITH_NULLS:
         column = columns[spec.argument]
         if column.null_count:
             valid = buffers.validity(column).astype(bool)

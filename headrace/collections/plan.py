@@ -145,9 +145,10 @@ class AggregateSpec(PlanPart, frozen=True):
     ``function``: ``count_star``, ``count``, ``sum``, ``avg``, ``min``, ``max``, ``any`` (the least
     representation of the values, by length then bytes), ``single`` (the value of the only row, NULL
     over no row, RowError 21000 over more), ``string_agg`` (of texts, with ``delimiter`` between
-    two, in ``order``, then in the order of ``row``) or ``remote``: keep the multiset, and Postgres
-    evaluates ``sql`` for the touched groups.  In ``sql``, ``$1`` is ``argument``, ``$2`` … are
-    ``more``, and ``$0`` is the row's position in the group's canonical order.
+    two) and ``array_agg`` in ``order``, then in the order of ``row``, or ``remote``: keep the
+    multiset, and Postgres evaluates ``sql`` for the touched groups.  In ``sql``, ``$1`` is
+    ``argument``, ``$2`` … are ``more``, and ``$0`` is the row's position in the group's canonical
+    order.
     """
 
     function: AggregateFunction
@@ -157,7 +158,7 @@ class AggregateSpec(PlanPart, frozen=True):
     sql: str = ""
     distinct: bool = False
     more: tuple[int, ...] = ()
-    """Further argument columns, for ``remote`` and ``string_agg`` only."""
+    """Further argument columns, for ``remote``, ``string_agg`` and ``array_agg`` only."""
     direct: int = 0
     """Number of direct arguments (WITHIN GROUP): the last columns, constant within a group."""
     trusted: bool = True

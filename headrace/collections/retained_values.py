@@ -1,7 +1,7 @@
 """Aggregates that keep their groups' values, in a state that all parts of a reduce share.
 
-``min``, ``max``, ``any``: the values in order; one value is read per group.  ``string_agg``: all of
-them.  ``remote``: Postgres
+``min``, ``max``, ``any``: the values in order; one value is read per group.  ``string_agg``,
+``array_agg``: all of them.  ``remote``: Postgres
 evaluates the rows of the touched groups; several aggregates may share these rows.
 """
 
@@ -21,7 +21,7 @@ from headrace.collections.plan import AggregateSpec
 from headrace.collections.sorting import Sorter
 from headrace.errors import BugError, RowError
 from headrace.expressions.remote import AggregateCall, RemoteEvaluator
-from headrace.kernels import aggregate, buffers, order, packed, rows, strings
+from headrace.kernels import aggregate, buffers, copytext, order, packed, rows, strings, text
 from headrace.kernels.buffers import Int64s
 from headrace.kernels.packed import Nullable, Packed
 from headrace.state.contract import IndexState, Scanned, StateStore
@@ -168,8 +168,11 @@ class First(RetainedValues):
         return values.take(pa.array(places, mask=found.valid == 0))
 
 
-class Concatenated(RetainedValues):
-    """``string_agg``: the texts in the order of the query, then in canonical order of the rows."""
+class Listed(RetainedValues):
+    """``string_agg`` and ``array_agg``: the values in one text.
+
+    They are in the order of the query, then in canonical order of the rows.
+    """
 
     def __init__(self, name: str, number: int, row: Schema, spec: AggregateSpec) -> None:
         """Initialise the aggregate of rows that consist of ``spec.row``, or its columns."""
@@ -177,7 +180,8 @@ class Concatenated(RetainedValues):
         columns = spec.row or spec.columns
         assert spec.argument is not None, "the text"
         self._place = columns.index(spec.argument)
-        self._delimiter = spec.delimiter.encode()
+        self._delimiter = None if spec.function == "array_agg" else spec.delimiter.encode()
+        """None: an array."""
         self._oids = [f.oid for f in row]
         order = [structs.replace(key, column=columns.index(key.column)) for key in spec.order]
         self._sorter = Sorter(row, (), order, None)
@@ -191,9 +195,12 @@ class Concatenated(RetainedValues):
     def column(self, keys: Packed) -> pa.Array:
         """See ``RetainedValues``."""
         at, entries, weights = self._values.scan(keys)
-        texts = rows.decode_rows(order.split(entries)[1], self._types)[self._place]
+        values = rows.decode_rows(order.split(entries)[1], self._types)[self._place]
         try:
-            return strings.concatenated(at, texts, weights, self._delimiter, len(keys))
+            if self._delimiter is not None:
+                return strings.concatenated(at, values, weights, self._delimiter, len(keys))
+            elements = text.render(values, self._oids[self._place])
+            return copytext.arrays(at, elements, weights, len(keys))
         except OverflowError as error:
             raise RowError(str(error), sqlstate="54000") from error
 

@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from headrace.kernels import buffers
+from headrace.kernels.buffers import Int64s
 
 
 def split(data: bytes, ncols: int) -> list[pa.StringArray]:
@@ -104,6 +105,147 @@ def array_literal(column: pa.StringArray) -> str:
         buffers.view(buffers.validity(column)),
     )
     return out[:used].tobytes().decode()
+
+
+def arrays(at: Int64s, elements: pa.StringArray, weights: Int64s, count: int) -> pa.StringArray:
+    """Return Postgres' text of the array of each of ``count`` groups, NULL for a group without any.
+
+    Element ``i``, as Postgres prints it alone, belongs to group ``at[i]``, as often as its weight
+    says; ``at`` ascends.  OverflowError if the result has more bytes than an array holds.
+    Source: Postgres ``arrayfuncs.c`` (``array_out``), for a comma as delimiter.
+    """
+    starts, valid = np.zeros(count + 1, np.int64), np.zeros(count, np.uint8)
+    places, times = buffers.view(at), buffers.view(weights)
+    data, offsets = buffers.view(buffers.data(elements)), buffers.view(buffers.offsets(elements))
+    there = buffers.view(buffers.validity(elements))
+    sizes = np.zeros(len(at), np.int64)
+    size: int = _array_sizes(
+        places,
+        data,
+        offsets,
+        there,
+        times,
+        buffers.view(sizes),
+        buffers.view(starts),
+        buffers.view(valid),
+    )
+    if size > buffers.TEXT_BYTES_MAX:
+        message = "arrays have more than 2 GB"
+        raise OverflowError(message)
+    content = np.empty(size, np.uint8)
+    _write_arrays(
+        places,
+        data,
+        offsets,
+        there,
+        times,
+        buffers.view(sizes),
+        buffers.view(starts),
+        buffers.view(content),
+    )
+    return buffers.make_text(starts.astype(np.int32), content, valid, pa.string())
+
+
+@cython.cfunc
+@cython.exceptval(check=False)
+def _array_sizes(
+    at: cython.const_longlong[::1],
+    data: cython.const_uchar[::1],
+    offsets: cython.const_int[::1],
+    there: cython.const_uchar[::1],
+    weights: cython.const_longlong[::1],
+    sizes: cython.longlong[::1],
+    starts: cython.longlong[::1],
+    valid: cython.uchar[::1],
+) -> cython.longlong:
+    """Set the bounds of each group's text, and the size of each element; return the last bound.
+
+    The size of an element that is quoted is negative.
+    """
+    i: cython.Py_ssize_t
+    for i in range(len(at)):
+        group: cython.Py_ssize_t = at[i]
+        size: cython.longlong = 4  # NULL
+        if there[i]:
+            size = _element_size(data, offsets[i], offsets[i + 1])
+        sizes[i] = size
+        starts[group + 1] += ((size if size > 0 else -size) + 1) * weights[i]
+        valid[group] = 1
+    for i in range(len(valid)):
+        # Braces, and a comma less than elements.
+        starts[i + 1] += starts[i] + valid[i]
+    return starts[len(valid)]
+
+
+@cython.cfunc
+@cython.exceptval(check=False)
+def _element_size(
+    data: cython.const_uchar[::1], begin: cython.Py_ssize_t, end: cython.Py_ssize_t
+) -> cython.longlong:
+    """Return the bytes that an element takes; negative if it is quoted."""
+    p: cython.Py_ssize_t
+    quoted: cython.bint = begin == end
+    size: cython.longlong = end - begin
+    for p in range(begin, end):
+        c: cython.int = data[p]
+        if c == 34 or c == 92:  # quote, backslash
+            size += 1
+            quoted = True
+        elif c == 123 or c == 125 or c == 44 or c == 32 or (9 <= c <= 13):
+            quoted = True
+    if end - begin == 4 and not quoted:
+        # NULL in any case
+        quoted = (
+            (data[begin] | 32) == 110
+            and (data[begin + 1] | 32) == 117
+            and (data[begin + 2] | 32) == 108
+            and (data[begin + 3] | 32) == 108
+        )
+    return -(size + 2) if quoted else size
+
+
+@cython.cfunc
+@cython.exceptval(check=False)
+def _write_arrays(
+    at: cython.const_longlong[::1],
+    data: cython.const_uchar[::1],
+    offsets: cython.const_int[::1],
+    there: cython.const_uchar[::1],
+    weights: cython.const_longlong[::1],
+    sizes: cython.const_longlong[::1],
+    starts: cython.const_longlong[::1],
+    out: cython.uchar[::1],
+) -> cython.void:
+    i: cython.Py_ssize_t
+    j: cython.Py_ssize_t
+    _k: cython.longlong
+    p: cython.Py_ssize_t = 0
+    for i in range(len(at)):
+        for _k in range(weights[i]):
+            out[p] = 123 if p == starts[at[i]] else 44
+            p += 1
+            if not there[i]:
+                out[p] = 78
+                out[p + 1] = 85
+                out[p + 2] = 76
+                out[p + 3] = 76
+                p += 4
+                continue
+            if sizes[i] < 0:
+                out[p] = 34
+                p += 1
+            for j in range(offsets[i], offsets[i + 1]):
+                if data[j] == 34 or data[j] == 92:
+                    out[p] = 92
+                    p += 1
+                out[p] = data[j]
+                p += 1
+            if sizes[i] < 0:
+                out[p] = 34
+                p += 1
+        if i + 1 == len(at) or at[i + 1] != at[i]:
+            out[p] = 125
+            p += 1
 
 
 @cython.cfunc

@@ -14,7 +14,6 @@ import pyarrow as pa
 
 from headrace.kernels import buffers
 
-_BYTES_MAX = 2**31 - 1
 Tokens = npt.NDArray[np.int32]
 Int64s = npt.NDArray[np.int64]
 
@@ -37,7 +36,7 @@ def concatenated(
     size: int = _concatenated_sizes(
         places, offsets, times, len(delimiter), buffers.view(starts), buffers.view(valid)
     )
-    if size > _BYTES_MAX:
+    if size > buffers.TEXT_BYTES_MAX:
         message = "concatenated texts have more than 2 GB"
         raise OverflowError(message)
     content = np.empty(size, np.uint8)

@@ -97,13 +97,14 @@ def listed(delimiter, *order, where=None):
 
 
 def sql_of(a):
-    if a.function == "string_agg":
+    if a.function in ("string_agg", "array_agg"):
         order = ", ".join(
             f"{NAMES[k.column]} {'DESC' if k.descending else 'ASC'}"
             f" NULLS {'FIRST' if k.nulls_first else 'LAST'}"
             for k in a.order
         )
-        out = f"string_agg(t, '{a.delimiter}' ORDER BY {order})"
+        delimiter = "" if a.function == "array_agg" else f", '{a.delimiter}'"
+        out = f"{a.function}({NAMES[a.argument]}{delimiter} ORDER BY {order})"
     elif a.function == "count_star":
         out = "count(*)"
     elif a.function == "remote":
@@ -133,6 +134,20 @@ AGGREGATES = [
     listed(""),
     listed(", ", ("i4", True, True), ("i8", False, False), where="b"),
     listed("é", ("n", True, False)),
+    *[
+        replace(
+            agg("array_agg", c, result=oid),
+            order=(plan.SortKey(NAMES.index(c), PLAIN_ORDERS[0], False, True, native=True),),
+        )
+        for c, oid in (
+            ("i2", 1005),
+            ("i4", 1007),
+            ("i8", 1016),
+            ("t", 1009),
+            ("d", 1182),
+            ("b", 1000),
+        )
+    ],
     agg("sum", "i4", where="b", distinct=True),
     agg("avg", "i8", distinct=True),
     agg("sum", "f8", distinct=True),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import numpy as np
 import psycopg
 import pyarrow as pa
 import pytest
@@ -80,3 +81,27 @@ def test_postgres_reads_array_literals(conn, values):
     for part, want in ((column, [None, *values]), (column[1:], values)):
         literal = copytext.array_literal(part)
         assert conn.execute("SELECT %s::text[]", [literal]).fetchone() == (want,)
+
+
+NULLS = st.sampled_from(["NULL", "null", "nUlL", "NULLs", "nul"])
+ELEMENTS = st.lists(st.tuples(st.integers(0, 3), TEXTS | NULLS, st.integers(1, 2)), max_size=12)
+
+
+@given(ELEMENTS)
+def test_arrays_of_groups_are_those_that_postgres_prints(conn, values):
+    values = sorted(values, key=lambda each: each[0])
+    groups = {group: [] for group in range(4)}
+    for group, element, weight in values:
+        groups[group] += [element] * weight
+    printed = [
+        conn.execute("SELECT %s::text[]::text", (some,)).fetchone()[0] if some else None
+        for some in groups.values()
+    ]
+    found = copytext.arrays(
+        np.array([group for group, *_ in values], np.int64),
+        pa.array(["before", *(element for _, element, _ in values)], pa.string())[1:],
+        np.array([weight for *_, weight in values], np.int64),
+        4,
+    )
+    found.validate(full=True)
+    assert found.to_pylist() == printed

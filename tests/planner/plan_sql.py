@@ -129,7 +129,7 @@ class Renderer:
             return f"count(*){where}"
         if agg.function == "any":
             return f"plan_sql.least_look(array_agg({argument}){where})"
-        if agg.function == "remote":
+        if agg.sql:
             text = agg.sql.replace(", $0", "").replace(" ORDER BY $0", "")
             for number in range(len(inputs), 0, -1):
                 text = text.replace(f"${number}", inputs[number - 1])

@@ -39,6 +39,10 @@ from headrace.planner.scalars.typekeys import key_class
 NewColumn = Callable[[str, Expr], Col]
 
 _EXACT: Final = frozenset({t.INT2, t.INT4, t.INT8, t.NUMERIC})
+_ELEMENTS: Final = _EXACT | {
+    *(t.FLOAT4, t.FLOAT8, t.TEXT, t.VARCHAR, t.BOOL, t.UUID, t.DATE, t.TIMESTAMP, t.TIMESTAMPTZ)
+}
+"""Types whose values in an array are printed as kernels print them alone."""
 _NUMBERS: Final = _EXACT | {t.FLOAT4, t.FLOAT8}
 _OF_RECORDS: Final = frozenset(
     {
@@ -257,12 +261,10 @@ class AggregateCalls:
         return key_class(self._lowering.catalog, expr.oid, expr.collation)
 
     def _concatenated(self, call: _Call, column: Col, node: Tree) -> Agg:
-        """Return a ``string_agg`` of texts in a native order as such, any other as remote."""
+        """Return a list of plain values in a native order as such, any other as remote."""
         agg = self._remote(call, column, node)
-        if call.name != "string_agg" or not call.function.builtin or call.distinct:
-            return agg
-        value, delimiter = call.args
-        if value.oid != t.TEXT or agg.argument != value or not isinstance(delimiter, Const):
+        delimiter = self._delimiter(call)
+        if delimiter is None or agg.argument != call.args[0]:
             return agg
         order: list[ArgumentOrder] = []
         for expr, how in call.order:
@@ -270,9 +272,19 @@ class AggregateCalls:
             if item is None:
                 return agg
             order.append(item)
-        return dataclasses.replace(
-            agg, function="string_agg", delimiter=delimiter.text or "", order=tuple(order)
-        )
+        function: AggregateFunction = "array_agg" if call.name == "array_agg" else "string_agg"
+        return dataclasses.replace(agg, function=function, delimiter=delimiter, order=tuple(order))
+
+    def _delimiter(self, call: _Call) -> str | None:
+        """Return what is between two values; None if kernels cannot list them."""
+        if not call.function.builtin or call.distinct or call.domains:
+            return None
+        if call.name == "array_agg":
+            return "" if call.args[0].oid in _ELEMENTS else None
+        if call.name != "string_agg" or call.args[0].oid != t.TEXT:
+            return None
+        delimiter = call.args[1]
+        return delimiter.text or "" if isinstance(delimiter, Const) else None
 
     def _argument_order(self, agg: Agg, expr: Expr, how: str) -> ArgumentOrder | None:
         """Return an ORDER BY item of ``agg``; None if our keys do not sort as Postgres does."""

@@ -351,7 +351,7 @@ def _expected(node: physical.Node, sizes: Mapping[str, ExpectedSize]) -> Expecte
 
 def _cost(node: physical.Node) -> str:
     if isinstance(node, physical.ReduceSpec) and any(
-        a.function in ("remote", "string_agg") for a in node.aggregates
+        NATIVE[a.function].whole for a in node.aggregates
     ):
         return "O(changes + rows of touched groups)"
     if isinstance(node, physical.JoinSpec) and node.compared:
