@@ -20,7 +20,7 @@ from headrace.collections.aggregate_traits import AggregateFunction
 from headrace.errors import BugError
 from headrace.kernels import aggregate, buffers, decimals, numeric, quotient, variance
 from headrace.kernels.aggregate import Numbers
-from headrace.kernels.groups import Groups
+from headrace.kernels.groups import LEAST_SUM, Groups
 from headrace.kernels.sums import FloatSums, IntSums, SquareSums
 
 Int64s = npt.NDArray[np.int64]
@@ -118,7 +118,7 @@ class _Added(Accumulator):
         counts, *sums = self._sums
         groups.add(place, *counts.fitting(low, high))
         for one in sums:
-            groups.add_signed(place + 1, *one.fitting(low, high))
+            groups.add(place + 1, *one.fitting(low, high), LEAST_SUM)
             groups.demand(place, place + 1)
 
 
@@ -337,7 +337,7 @@ class _Scaled(Accumulator):
             groups.at_scale(place, scale, change)
             groups.add(place + 5, change, fits)
             for power, one in enumerate(powers, 6):
-                groups.add_signed(place + power, *one.fitting(low, high))
+                groups.add(place + power, *one.fitting(low, high), LEAST_SUM)
         groups.plain &= (groups.numbers[place + 4] <= _SCALE_MAX).view(np.uint8)
         none = groups.numbers[place + 5] == 0
         if none.any():

@@ -22,6 +22,7 @@ Bytes = npt.NDArray[np.uint8]
 
 LIMIT: Final = 10**18
 """The numbers of plain groups are below it, and above its negative."""
+LEAST_SUM: Final = 1 - LIMIT
 WIDTH_MAX: Final = 250
 """Numbers of a plain group; more are encoded with a longer head."""
 _VERSION: Final = 1
@@ -53,27 +54,22 @@ class Groups:
         self.results: Final = Nullable(results.data, results.bounds, values.valid)
         """Result rows, likewise."""
 
-    def add(self, place: int, change: Int64s, fits: Bytes) -> None:
-        """Add to the counts at ``place``; ``fits``: which changes are known."""
+    def add(self, place: int, change: Int64s, fits: Bytes, least: int = 0) -> None:
+        """Add to the counts at ``place``; ``fits``: which changes are known.
+
+        A group whose number is below ``least`` afterwards is not plain; of sums, ``LEAST_SUM``.
+        """
         _add(
             buffers.view(self.numbers[place]),
             buffers.view(change),
             buffers.view(fits),
+            least,
             buffers.view(self.plain),
         )
 
     def demand(self, place: int, other: int) -> None:
         """Leave groups to ``aggregate`` whose count at ``place`` is 0, and ``other`` is not."""
         self.plain &= ((self.numbers[place] != 0) | (self.numbers[other] == 0)).view(np.uint8)
-
-    def add_signed(self, place: int, change: Int64s, fits: Bytes) -> None:
-        """Add to the sums at ``place``."""
-        _add_signed(
-            buffers.view(self.numbers[place]),
-            buffers.view(change),
-            buffers.view(fits),
-            buffers.view(self.plain),
-        )
 
     def at_scale(self, place: int, scale: int, counts: Int64s) -> None:
         """Make values of one scale known to the numbers of ``merged_scales`` at ``place``.
@@ -162,6 +158,7 @@ def _add(
     numbers: cython.longlong[::1],
     change: cython.const_longlong[::1],
     fits: cython.const_uchar[::1],
+    least: cython.longlong,
     plain: cython.uchar[::1],
 ) -> cython.void:
     i: cython.Py_ssize_t
@@ -171,26 +168,7 @@ def _add(
             continue
         value: cython.longlong = numbers[i] + change[i]
         numbers[i] = value
-        if value < 0 or value >= 1000000000000000000:
-            plain[i] = 0
-
-
-@cython.cfunc
-@cython.exceptval(check=False)
-def _add_signed(
-    numbers: cython.longlong[::1],
-    change: cython.const_longlong[::1],
-    fits: cython.const_uchar[::1],
-    plain: cython.uchar[::1],
-) -> cython.void:
-    i: cython.Py_ssize_t
-    for i in range(len(plain)):
-        if not fits[i]:
-            plain[i] = 0
-            continue
-        value: cython.longlong = numbers[i] + change[i]
-        numbers[i] = value
-        if value <= -1000000000000000000 or value >= 1000000000000000000:
+        if value < least or value >= 1000000000000000000:
             plain[i] = 0
 
 
