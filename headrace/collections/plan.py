@@ -529,6 +529,8 @@ def emits_once(plan: PhysicalPlan, node: Node) -> bool:
     match node:
         case ReduceSpec() | DistinctSpec() | SetOpSpec():
             return True
+        case WindowSpec():
+            return node.native
         case FilterSpec() | MapSpec() | FusedSpec():
             below = plan.node(node.input)
             steps = node.steps if isinstance(node, FusedSpec) else (node,)

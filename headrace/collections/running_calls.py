@@ -22,16 +22,16 @@ _INT8_MAX: Final = 2**63 - 1
 
 @dataclass(slots=True)
 class Carried:
-    """State of the calls after the lines before a page, by partition."""
+    """State of the calls after the lines before a page, by half (``kernels.running.Lines``)."""
 
     values: list[pa.Array]
     """Values of the calls at the last line; NULL if there is no line."""
     known: Bytes
     """Whether there is a line."""
     past: Packed
-    """The last lines of all partitions, as rows of the input."""
+    """The last lines of all halves, as rows of the input."""
     bounds: Int64s
-    """Bounds of the partitions in ``past``."""
+    """Bounds of the halves in ``past``."""
 
 
 @dataclass(slots=True)
@@ -44,6 +44,8 @@ class Computed:
     lines: kernel.Lines
     rows: Packed
     """The input rows of the page, then those of ``before.past``."""
+    arguments: list[pa.Array]
+    """The columns of ``rows``; none if no call has an argument."""
     before: Carried
 
     @property
@@ -98,19 +100,21 @@ class Calls:
     def resumed(
         self, values: Packed, there: Int64s, count: int, past: Packed, parts: Int64s
     ) -> Carried:
-        """Return the state before the first page of ``count`` partitions.
+        """Return the state before the first page of ``count`` partitions: of both halves the same.
 
-        ``values``: those at the last lines of the partitions ``there``, which have any.
+        ``values``: those at the restart points of the partitions ``there``, which have any.
         ``past``: rows of the last lines of all partitions, which are ``parts``, ascending.
         """
         places = np.full(count, -1, np.int64)
         places[there] = np.arange(len(there))
+        places = np.tile(places, 2)
         columns = [_taken(column, places) for column in self.decoded(values)]
-        bounds = np.searchsorted(parts, np.arange(count + 1))
+        bounds = np.searchsorted(np.concatenate((parts, parts + count)), np.arange(2 * count + 1))
+        past = packed.joined([past, past])
         return Carried(columns, (places >= 0).view(np.uint8), past, bounds)
 
     def carried(self, page: Computed, more: Int64s) -> Carried:
-        """Return the state after a page, of the partitions ``more``."""
+        """Return the state after a page, of the halves ``more``."""
         lines, before = page.lines, page.before
         begins, ends = lines.bounds[more], lines.bounds[more + 1]
         some = begins < ends
@@ -149,18 +153,18 @@ class Calls:
     ) -> Computed:
         """Return the values at each line of a page.
 
-        ``encoded``, ``weights``: row and weight of each entry of the page.
-        ``places``: number of rows before the page, by partition.
+        ``encoded``: row of each entry of the page; ``weights``: as in ``kernels.running.Merged``.
+        ``places``: number of lines before the page, by half.
         ``before``: the state after earlier lines.
 
         Raises:
             RowError: a sum is out of its type's range.
         """
-        numbers = places[lines.part] + np.arange(len(lines.part)) - lines.bounds[lines.part] + 1
-        page = Computed([], numbers, lines, encoded, before)
-        if self.back:
-            page.rows = packed.joined([encoded, before.past])
-        arguments = rows.decode_rows(page.rows, self._in_types) if self._reads else []
+        half = lines.half
+        numbers = (places - lines.bounds[:-1] + 1)[half] + np.arange(len(half))
+        found_rows = packed.joined([encoded, before.past]) if self.back else encoded
+        arguments = rows.decode_rows(found_rows, self._in_types) if self._reads else []
+        page = Computed([], numbers, lines, found_rows, arguments, before)
         for number, spec in enumerate(self._specs):
             column = None if spec.argument is None else arguments[spec.argument]
             match spec.function:
@@ -169,7 +173,7 @@ class Calls:
                 case "rank":
                     found = pa.array(numbers[lines.first])
                 case "dense_rank":
-                    found = pa.array(_numbers(before.values[number])[lines.part] + lines.group)
+                    found = pa.array(_numbers(before.values[number])[lines.half] + lines.group)
                 case "lag" | "lead":
                     found = self._neighbours(number, page, weights, column)
                 case "first_value" | "last_value":
@@ -196,9 +200,9 @@ class Calls:
         if self._specs[number].function == "last_value":
             shown = lines.entry if self._by_row[number] else lines.entry[lines.last]
             return column.take(pa.array(shown))
-        first = lines.entry[lines.bounds[lines.part]]
-        earlier = len(column) + lines.part
-        chosen = np.where(page.before.known[lines.part], earlier, first)
+        first = lines.entry[lines.bounds[lines.half]]
+        earlier = len(column) + lines.half
+        chosen = np.where(page.before.known[lines.half], earlier, first)
         return pa.concat_arrays([column, page.before.values[number]]).take(pa.array(chosen))
 
     def _aggregated(
@@ -209,7 +213,7 @@ class Calls:
         before = page.before.values[number]
         if function == "count":
             sums = buffers.bounds(counted[lines.entry].astype(np.int64))
-            counts = _numbers(before)[lines.part] + sums[1:] - sums[lines.bounds[lines.part]]
+            counts = _numbers(before)[lines.half] + sums[1:] - sums[lines.bounds[lines.half]]
             return pa.array(counts[shown])
         assert column is not None, "sum, min and max have an argument"
         column = column.slice(0, page.entries)

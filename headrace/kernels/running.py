@@ -1,9 +1,10 @@
 # cython: language_level=3, boundscheck=False, wraparound=False
-"""Hot loops of ``collections/running.py``: lines of a window, their values, and how they differ.
+"""Hot loops of ``collections/running.py``: lines of a window, and their values.
 
 A *page* is some entries (``kernels.order``) of some partitions, partition by partition, each
-ascending.  A *line* is one row of the input: an entry is as many lines as its weight.  Numbers of
-entries, lines and partitions are positions in their arrays.
+ascending, with their weights before the changes of a txid and after them.  A *line* is one row of
+the input: an entry is as many lines as its weight.  Numbers of entries, lines and partitions are
+positions in their arrays.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from dataclasses import dataclass
 import cython
 import numpy as np
 
-from headrace.kernels import buffers, decimals, packed
+from headrace.kernels import buffers, decimals
 from headrace.kernels.buffers import Bytes, Int64s
 from headrace.kernels.packed import Packed
 
@@ -28,81 +29,187 @@ Numbers = tuple[Bytes, Int64s, Int64s]
 
 
 @dataclass(slots=True)
+class Changes:
+    """Net changes of entries by a txid, partition by partition, each ascending."""
+
+    entries: Packed
+    weights: Int64s
+    begins: Int64s
+    """First change of each partition."""
+    ends: Int64s
+    """End of the changes of each partition."""
+
+
+@dataclass(slots=True)
+class Merged:
+    """Entries of a page, before and after the changes of a txid."""
+
+    source: Int64s
+    """Where each entry is: among the entries read, or behind them among those of the changes."""
+    weights: Int64s
+    """Weight of each entry before the changes, then of each after them."""
+    begins: Int64s
+    """First entry of each partition, and the end of the last."""
+    changed: Int64s
+    """Last entry of each partition that changes; -1: none; beyond all: later pages have some."""
+
+
+def merged(
+    at: Int64s, entries: Packed, weights: Int64s, more: Bytes, changes: Changes, starts: Packed
+) -> Merged:
+    """Return the page of the entries read and of those that changes have removed.
+
+    ``at``, ``entries``, ``weights``: partition, entry and weight after the changes of each read.
+    ``more``: per partition 1 if later entries were not read; ``starts``: where its page begins.
+    """
+    parts = len(more)
+    most = len(at) + int((changes.ends - changes.begins).sum())
+    source = np.empty(most, np.int64)
+    before, after = np.empty(most, np.int64), np.empty(most, np.int64)
+    begins, changed = np.zeros(parts + 1, np.int64), np.empty(parts, np.int64)
+    count = _merge(
+        buffers.view(np.searchsorted(at, np.arange(parts + 1))),
+        buffers.view(entries.data),
+        buffers.view(entries.bounds),
+        buffers.view(weights),
+        buffers.view(more),
+        changes,
+        buffers.view(starts.data),
+        buffers.view(starts.bounds),
+        buffers.view(source),
+        buffers.view(before),
+        buffers.view(after),
+        buffers.view(begins),
+        buffers.view(changed),
+    )
+    weights = np.concatenate((before[:count], after[:count]))
+    return Merged(source[:count], weights, begins, changed)
+
+
+@cython.cfunc
+@cython.exceptval(-1, check=False)
+def _merge(
+    read: cython.const_longlong[::1],
+    data: cython.const_uchar[::1],
+    bounds: cython.const_longlong[::1],
+    weights: cython.const_longlong[::1],
+    more: cython.const_uchar[::1],
+    changes: Changes,
+    starts: cython.const_uchar[::1],
+    start_bounds: cython.const_longlong[::1],
+    source: cython.longlong[::1],
+    before: cython.longlong[::1],
+    after: cython.longlong[::1],
+    begins: cython.longlong[::1],
+    changed: cython.longlong[::1],
+) -> cython.Py_ssize_t:
+    p: cython.Py_ssize_t
+    order: cython.int
+    used: cython.Py_ssize_t = 0
+    others: cython.const_uchar[::1] = buffers.view(changes.entries.data)
+    limits: cython.const_longlong[::1] = buffers.view(changes.entries.bounds)
+    differences: cython.const_longlong[::1] = buffers.view(changes.weights)
+    firsts: cython.const_longlong[::1] = buffers.view(changes.begins)
+    ends: cython.const_longlong[::1] = buffers.view(changes.ends)
+    for p in range(len(changed)):
+        i: cython.Py_ssize_t = read[p]
+        end: cython.Py_ssize_t = read[p + 1]
+        c: cython.Py_ssize_t = firsts[p]
+        changes_end: cython.Py_ssize_t = ends[p]
+        begin: cython.Py_ssize_t = start_bounds[p]
+        while c < changes_end and (
+            compare(others, limits[c], limits[c + 1], starts, begin, start_bounds[p + 1]) < 0
+        ):
+            c += 1
+        changed[p] = -1
+        while i < end or (c < changes_end and not more[p]):
+            order = 1
+            if c == changes_end:
+                order = -1
+            elif i < end:
+                order = compare(data, bounds[i], bounds[i + 1], others, limits[c], limits[c + 1])
+            source[used] = i if order <= 0 else bounds.shape[0] - 1 + c
+            after[used] = weights[i] if order <= 0 else 0
+            before[used] = after[used] - (differences[c] if order >= 0 else 0)
+            if order <= 0:
+                i += 1
+            if order >= 0:
+                c += 1
+                changed[p] = used
+            used += 1
+        if c < changes_end:
+            changed[p] = len(source)
+        begins[p + 1] = used
+    return used
+
+
+@dataclass(slots=True)
 class Lines:
-    """The lines of the complete peer groups of a page."""
+    """The lines of the complete peer groups of a page, before the changes and after them.
+
+    Of ``n`` partitions, ``i`` has the lines of half ``i`` before and of half ``n + i`` after them.
+    """
 
     entry: Int64s
     """Entry of each line."""
     copy: Int64s
     """How many lines of the same entry are before it."""
-    part: Int64s
-    """Partition of each line."""
+    half: Int64s
+    """Half of each line."""
     first: Int64s
     """First line of its peer group."""
     last: Int64s
     """Last line of its peer group."""
     group: Int64s
-    """Number of its peer group within the page and partition, from 1 on."""
+    """Number of its peer group within the page and half, from 1 on."""
     bounds: Int64s
-    """First line of each partition, and the end of the last."""
+    """First line of each half, and the end of the last."""
     begins: Int64s
     """First entry of each partition, and the end of the last."""
     rest: Int64s
     """First entry of each partition that has no lines here; -1: there is none."""
 
-    def entry_of(self, chosen: Int64s) -> Int64s:
-        """Return the entries of lines; -1 stands for none."""
-        if not len(self.entry):
-            return chosen
-        return np.where(chosen < 0, -1, self.entry[chosen])
 
-    def last_of(self, parts: Int64s) -> Int64s:
-        """Return the entry of the last line of each of these partitions, -1 if it has none."""
-        ends = self.bounds[parts + 1]
-        return self.entry_of(np.where(self.bounds[parts] < ends, ends - 1, -1))
+def lines(begins: Int64s, orders: Packed, weights: Int64s, more: Bytes, ahead: int) -> Lines:
+    """Return the lines of a page.
 
-    def short_of(self, parts: Int64s, entries: Packed, stored: Packed) -> Int64s:
-        """Return the numbers of those ``parts`` to whose last line the stored output is not read.
-
-        ``entries``: of the page; ``stored``: the last entry read of each of ``parts``.
-        """
-        last = self.last_of(parts)
-        read = packed.compared(stored, entries.take(last)) > 0
-        return np.flatnonzero((self.rest[parts] < 0) | ((last >= 0) & ~read))
-
-
-def lines(at: Int64s, orders: Packed, weights: Int64s, parts: int, size: int, ahead: int) -> Lines:
-    """Return the lines of a page of ``parts`` partitions, read with at most ``size`` entries each.
-
-    ``at``, ``orders``, ``weights``: partition, sort key and weight of each entry.  A peer group is
-    complete if all its entries are in the page, and ``ahead`` lines after it.
+    ``begins``, ``weights``: as in ``Merged``; ``orders``: sort key of each entry.
+    ``more``: per partition 1 if later entries were not read.  A peer group is then complete if an
+    entry of another is behind it, and ``ahead`` lines both before and after the changes.
     """
-    count = int(weights.sum())
+    count, parts = int(weights.sum()), len(more)
+    rest = np.empty(parts, np.int64)
     entry, copy = np.empty(count, np.int64), np.empty(count, np.int64)
-    part, group = np.empty(count, np.int64), np.empty(count, np.int64)
+    half, group = np.empty(count, np.int64), np.empty(count, np.int64)
     first, last = np.empty(count, np.int64), np.empty(count, np.int64)
-    bounds, rest = np.zeros(parts + 1, np.int64), np.empty(parts, np.int64)
-    begins = np.searchsorted(at, np.arange(parts + 1))
+    bounds = np.zeros(2 * parts + 1, np.int64)
+    _complete(
+        buffers.view(orders.data),
+        buffers.view(orders.bounds),
+        buffers.view(weights),
+        buffers.view(begins),
+        buffers.view(more),
+        ahead,
+        buffers.view(rest),
+    )
     used = _lines(
         buffers.view(orders.data),
         buffers.view(orders.bounds),
         buffers.view(weights),
         buffers.view(begins),
-        size,
-        ahead,
+        buffers.view(rest),
         buffers.view(entry),
         buffers.view(copy),
-        buffers.view(part),
+        buffers.view(half),
         buffers.view(first),
         buffers.view(last),
         buffers.view(group),
         buffers.view(bounds),
-        buffers.view(rest),
     )
     return Lines(
         entry[:used],
         copy[:used],
-        part[:used],
+        half[:used],
         first[:used],
         last[:used],
         group[:used],
@@ -113,58 +220,84 @@ def lines(at: Int64s, orders: Packed, weights: Int64s, parts: int, size: int, ah
 
 
 @cython.cfunc
+@cython.exceptval(check=False)
+def _complete(
+    orders: cython.const_uchar[::1],
+    limits: cython.const_longlong[::1],
+    weights: cython.const_longlong[::1],
+    begins: cython.const_longlong[::1],
+    more: cython.const_uchar[::1],
+    ahead: cython.Py_ssize_t,
+    rest: cython.longlong[::1],
+) -> cython.void:
+    """Find the first entry of each partition whose peer group is not complete; -1: none."""
+    p: cython.Py_ssize_t
+    entries: cython.Py_ssize_t = limits.shape[0] - 1
+    for p in range(len(rest)):
+        rest[p] = -1
+        if not more[p]:
+            continue
+        before: cython.longlong = 0
+        after: cython.longlong = 0
+        e: cython.Py_ssize_t = begins[p + 1]
+        while e > begins[p]:
+            e -= 1
+            before += weights[e]
+            after += weights[entries + e]
+            if e == begins[p] or (
+                before >= ahead
+                and after >= ahead
+                and not same(orders, limits, e, orders, limits, e - 1)
+            ):
+                break
+        rest[p] = e
+
+
+@cython.cfunc
 @cython.exceptval(-1, check=False)
 def _lines(
     orders: cython.const_uchar[::1],
     limits: cython.const_longlong[::1],
     weights: cython.const_longlong[::1],
     begins: cython.const_longlong[::1],
-    size: cython.Py_ssize_t,
-    ahead: cython.Py_ssize_t,
+    rest: cython.const_longlong[::1],
     entry: cython.longlong[::1],
     copy: cython.longlong[::1],
-    part: cython.longlong[::1],
+    half: cython.longlong[::1],
     first: cython.longlong[::1],
     last: cython.longlong[::1],
     group: cython.longlong[::1],
     bounds: cython.longlong[::1],
-    rest: cython.longlong[::1],
 ) -> cython.Py_ssize_t:
-    p: cython.Py_ssize_t
+    h: cython.Py_ssize_t
     k: cython.Py_ssize_t
     used: cython.Py_ssize_t = 0
-    for p in range(len(rest)):
+    parts: cython.Py_ssize_t = rest.shape[0]
+    for h in range(2 * parts):
+        p: cython.Py_ssize_t = h % parts
+        shift: cython.Py_ssize_t = limits.shape[0] - 1 if h >= parts else 0
         e: cython.Py_ssize_t = begins[p]
-        end: cython.Py_ssize_t = begins[p + 1]
-        more: cython.bint = end - e == size
-        left: cython.longlong = 0
-        for k in range(e, end):
-            left += weights[k]
+        end: cython.Py_ssize_t = rest[p] if rest[p] >= 0 else begins[p + 1]
         number: cython.longlong = 0
-        rest[p] = -1
         while e < end:
             after: cython.Py_ssize_t = e
             count: cython.longlong = 0
-            while after < end and same(orders, limits, after, orders, limits, e):
-                count += weights[after]
+            while after < end and (after == e or same(orders, limits, after, orders, limits, e)):
+                count += weights[shift + after]
                 after += 1
-            if more and (after == end or count + ahead > left):
-                rest[p] = e
-                break
-            number += 1
-            left -= count
+            number += count > 0
             begin: cython.Py_ssize_t = used
             while e < after:
-                for k in range(weights[e]):
+                for k in range(weights[shift + e]):
                     entry[used] = e
                     copy[used] = k
-                    part[used] = p
+                    half[used] = h
                     first[used] = begin
                     last[used] = begin + count - 1
                     group[used] = number
                     used += 1
                 e += 1
-        bounds[p + 1] = used
+        bounds[h + 1] = used
     return used
 
 
@@ -173,14 +306,14 @@ def neighbours(
 ) -> Int64s:
     """Return the source of LAG (``distance`` > 0) or LEAD (< 0) of each line.
 
-    Sources are entries, then lines before the page, of which ``past`` are the bounds by partition;
+    Sources are entries, then lines before the page, of which ``past`` are the bounds by half;
     ``columns``: the first such source, and the one of lines that have no neighbour.
     """
     out = np.empty(len(page.entry), np.int64)
     _neighbours(
         buffers.view(page.entry),
         buffers.view(page.copy),
-        buffers.view(page.part),
+        buffers.view(page.half),
         buffers.view(page.begins),
         buffers.view(weights),
         buffers.view(past),
@@ -197,7 +330,7 @@ def neighbours(
 def _neighbours(
     entry: cython.const_longlong[::1],
     copy: cython.const_longlong[::1],
-    part: cython.const_longlong[::1],
+    half: cython.const_longlong[::1],
     begins: cython.const_longlong[::1],
     weights: cython.const_longlong[::1],
     past: cython.const_longlong[::1],
@@ -207,18 +340,22 @@ def _neighbours(
     out: cython.longlong[::1],
 ) -> cython.void:
     i: cython.Py_ssize_t
+    parts: cython.Py_ssize_t = begins.shape[0] - 1
     for i in range(len(out)):
+        h: cython.Py_ssize_t = half[i]
+        p: cython.Py_ssize_t = h % parts
+        shift: cython.Py_ssize_t = weights.shape[0] // 2 if h >= parts else 0
         e: cython.Py_ssize_t = entry[i]
-        p: cython.Py_ssize_t = part[i]
         place: cython.longlong = copy[i] - distance
         while place < 0 and e > begins[p]:
             e -= 1
-            place += weights[e]
-        while e < begins[p + 1] and place >= weights[e]:
-            place -= weights[e]
+            place += weights[shift + e]
+        while e < begins[p + 1] and place >= weights[shift + e]:
+            place -= weights[shift + e]
             e += 1
         if place < 0:
-            out[i] = earlier + past[p + 1] + place if past[p + 1] + place >= past[p] else none
+            place += past[h + 1]
+            out[i] = earlier + place if place >= past[h] else none
         else:
             out[i] = e if e < begins[p + 1] else none
 
@@ -226,10 +363,10 @@ def _neighbours(
 def extremes(
     page: Lines, keys: Packed, counted: Bytes, before: Packed, known: Bytes, want: tuple[bool, bool]
 ) -> Int64s:
-    """Return the source of MIN or MAX up to each line: an entry, or a partition after the entries.
+    """Return the source of MIN or MAX up to each line: an entry, or a half after the entries.
 
     ``keys``: canonical keys of the argument, which counts in entries that are ``counted``.
-    ``before``: the keys by partition before the page, where ``known``.
+    ``before``: the keys by half before the page, where ``known``.
     ``want``: whether the least, and whether the first of equal ones.  -1: there is none.
     """
     out = np.empty(len(page.entry), np.int64)
@@ -290,7 +427,7 @@ def _extremes(
 def sums(page: Lines, values: Numbers, counted: Bytes, before: Numbers) -> Numbers | None:
     """Return the sum up to each line, of kind ``NULL`` where no value was counted.
 
-    ``values`` by entry, ``before`` by partition.  None: they do not fit into 64 bits.
+    ``values`` by entry, ``before`` by half.  None: they do not fit into 64 bits.
     """
     count = len(page.entry)
     out = np.empty(count, np.uint8), np.zeros(count, np.int64), np.zeros(count, np.int64)
@@ -394,42 +531,3 @@ def long_sums(
                 text = decimals.write(total)
             out.append(text)
     return out
-
-
-def ends_of(numbers: Int64s, strings: Packed, count: int) -> tuple[Int64s, Int64s]:
-    """Return which strings are the first and the last in byte order of each number's.
-
-    REQUIRES: each number below ``count`` has one.
-    """
-    firsts, lasts = np.full(count, -1, np.int64), np.full(count, -1, np.int64)
-    _ends_of(
-        buffers.view(numbers),
-        buffers.view(strings.data),
-        buffers.view(strings.bounds),
-        buffers.view(firsts),
-        buffers.view(lasts),
-    )
-    return firsts, lasts
-
-
-@cython.cfunc
-@cython.exceptval(check=False)
-def _ends_of(
-    numbers: cython.const_longlong[::1],
-    data: cython.const_uchar[::1],
-    bounds: cython.const_longlong[::1],
-    firsts: cython.longlong[::1],
-    lasts: cython.longlong[::1],
-) -> cython.void:
-    i: cython.Py_ssize_t
-    for i in range(len(numbers)):
-        n: cython.Py_ssize_t = numbers[i]
-        k: cython.Py_ssize_t = firsts[n]
-        if k < 0:
-            firsts[n] = lasts[n] = i
-            continue
-        if compare(data, bounds[i], bounds[i + 1], data, bounds[k], bounds[k + 1]) < 0:
-            firsts[n] = i
-        k = lasts[n]
-        if compare(data, bounds[i], bounds[i + 1], data, bounds[k], bounds[k + 1]) > 0:
-            lasts[n] = i

@@ -2,6 +2,7 @@
 
 For each collection there is a digest of its output and of the pairs in its states, over the same
 random txids. A digest changes only with the format; then existing views' states are unreadable.
+(``running`` changed once: it stores fewer of the same rows, and reads both, see ``test_running``.)
 """
 
 from __future__ import annotations
@@ -134,7 +135,7 @@ DIGESTS = {
     "ranked ties": "56b4a8ec00056a42",
     "ranked behind": "129405c7c7ba08c5",
     "window": "e2fee157573e4d5e",
-    "running": "835990a8cdc17e63",
+    "running": "bba4a4a07b8ee0be",
     "reduce": "7c6788a81b1c31eb",
     "reduce all": "05e5262dc28b50f1",
     "reduce rows": "44302ccd9ad18345",

@@ -64,6 +64,10 @@ def test_a_row_comes_once_only_if_nothing_hides_a_column() -> None:
     assert not plan.emits_once(*whole(one, plan.MapSpec("p", "o", columns[1:] * 2, SCHEMA[:2])))
     physical, _ = whole(turned)
     assert plan.emits_once(physical, groups)
+    number = plan.WindowCallSpec("", (), SCHEMA[0], True, plan.RunningSpec("row_number"))
+    for call in (number, plan.WindowCallSpec("row_number()", (), SCHEMA[0])):
+        window = plan.WindowSpec("w", "l", (), (), (call,), (*SCHEMA, SCHEMA[0]))
+        assert plan.emits_once(physical, window) == (call.running is not None)
     assert not plan.emits_once(physical, physical.nodes[0])
 
 

@@ -15,12 +15,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.collections import plan, running
+from headrace.collections.base import keys_of
 from headrace.collections.plan import SortKey
 from headrace.collections.running import Running
 from headrace.collections.running_calls import Calls, Carried
 from headrace.errors import BugError, RowError
-from headrace.kernels import packed, rows
+from headrace.kernels import order as order_kernel
+from headrace.kernels import packed, restart_points, rows
 from headrace.kernels import running as kernel
+from headrace.kernels.restart_points import Points
 from headrace.state.memory import MemoryStore
 from headrace.types import BOOL, INT4, INT8, NUMERIC, TEXT, Field
 from tests.amounts import examples
@@ -204,6 +207,30 @@ def test_equals_the_whole_in_longer_streams(seed) -> None:
     equals_the_whole(spec, stream, dice.choice((1, 2, 3, 8, 128)))
 
 
+@pytest.mark.parametrize("seed", range(60))
+def test_equals_the_whole_after_each_change(seed, monkeypatch) -> None:
+    """Few calls, so that lines soon equal those without the change; restart points everywhere."""
+    dice = random.Random(seed)
+    least, most = dice.choice([(1, 1), (1, 3), (3, 6)])
+    monkeypatch.setattr(restart_points, "LEAST", least)
+    monkeypatch.setattr(restart_points, "MOST", most)
+    places = dice.choice((12, 100))
+    weak = ["rank", "dense_rank", "lag", "lag2", "lead2", "last", "min", "max", "count n"]
+    spec = node(dice.sample(weak, dice.choice((1, 1, 2))), (UP,), dice.choice([("",), (ROWS,)]), ())
+
+    def drawn(weight: int) -> tuple[tuple[object, ...], int]:
+        texts, flags = (None, "a", "b"), (None, True, False)
+        numbers = (None, "1", "1.0", "-2.50")
+        place = dice.randrange(places)
+        return (1, place, dice.choice(numbers), dice.choice(texts), dice.choice(flags)), weight
+
+    stream = [([drawn(1) for _ in range(40)], "whole")]
+    for _ in range(25):
+        changes = [drawn(dice.choice((-1, 1))) for _ in range(dice.choice((1, 2)))]
+        stream.append((changes, dice.choice(WAYS)))
+    equals_the_whole(spec, stream, dice.choice((3, 8, 128)))
+
+
 def equals_the_whole(spec, stream, page) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(running, "_PAGE_ROWS", page)
@@ -220,6 +247,71 @@ def equals_the_whole(spec, stream, page) -> None:
         shown.update(made.txid(99, back, "rows"))
         assert not any(shown.values())
         assert made.left() == {}
+
+
+def with_a_point_at_each_line(store: MemoryStore, spec: plan.WindowSpec) -> None:
+    """Replace the restart points as version 0.2 stored them: one at each line."""
+    keys = keys_of([pa.array([1, 2], pa.int32())], [INT4], 2)
+    entries_of, points_of = store.index("w"), store.index("w.out")
+    at, found, weights = points_of.scan_many(keys)
+    points_of.add_many(keys.take(at), found, -weights)
+    at, entries, weights = entries_of.scan_many(keys)
+    orders, encoded = order_kernel.split(entries)
+    calls, count = Calls(spec, SCHEMA), len(keys)
+    none, zeros = np.zeros(0, np.int64), np.zeros(2 * count, np.int64)
+    weights = np.concatenate((np.zeros_like(weights), weights))
+    begins = np.searchsorted(at, np.arange(count + 1))
+    lines = kernel.lines(begins, orders, weights, np.zeros(count, np.uint8), 0)
+    before = calls.resumed(packed.empty(0), none, count, packed.empty(0), none)
+    done = calls.computed(lines, encoded, weights, zeros, before)
+    numbers = done.numbers if calls.numbered else np.zeros_like(lines.entry)
+    shown = entries.take(lines.entry)
+    rows = restart_points.stored(Points(shown, lines.copy, done.encoded(), numbers))
+    points_of.add_many(keys.take(lines.half - count), rows, np.ones_like(lines.half))
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_restart_points_of_each_line_are_read_and_become_fewer(seed) -> None:
+    dice = random.Random(seed)
+    names = dice.sample(sorted(CALLS), dice.randint(1, 3))
+    spec = node(names, dice.choice([(), (UP,), (UP,)]), dice.choice([("",), (ROWS,)]))
+    made, store = make(spec)
+
+    def points() -> int:
+        keys = keys_of([pa.array([1, 2], pa.int32())], [INT4], 2)
+        return len(store.index("w.out").scan_many(keys)[0])
+
+    now: Counter = Counter()
+    shown: Counter = Counter()
+    for txid in range(6):
+        changes = [
+            ((dice.choice((1, 2)), dice.randrange(40), "1", None, True), dice.choice((-1, 1, 2)))
+            for _ in range(dice.choice((1, 3, 60)))
+        ]
+        if txid == 5:
+            changes = [((part, -1, "1", None, True), 1) for part in (1, 2)]
+        rows = [line(*one) for one in fitting(now, changes)]
+        made.apply(0, diffs(SCHEMA, *rows))
+        for batch in made.time_end(txid):
+            for *values, weight in zip(*(c.to_pylist() for c in batch.columns), strict=True):
+                shown[tuple(values)] += weight
+        assert +shown == expected(now, spec)
+        assert not -shown
+        if txid in (2, 3):
+            with_a_point_at_each_line(store, spec)
+            assert points() == now.total()
+    if "row_number" in names:
+        assert points() <= now.total() // restart_points.LEAST
+
+
+def test_each_row_is_sent_once() -> None:
+    """``plan.emits_once`` relies on it."""
+    made, _ = make(node(["rank"], keys=()))
+    for sign in "+-":
+        made.apply(0, diffs(SCHEMA, *[f"{sign} 1 2 1 a t"] * 3, f"{sign} 1 3 1 a t"))
+        weight = 3 if sign == "+" else -3
+        (batch,) = made.time_end(0)
+        assert sorted(batch.column("__weight").to_pylist(), key=abs) == [weight // 3, weight]
 
 
 class Counting:
@@ -251,7 +343,7 @@ def test_only_what_becomes_different_is_read(monkeypatch) -> None:
         "- 1 100 1 a True a 101 100",
         "- 1 101 1 a True a 102 101",
     ]
-    assert state.read < 20
+    assert state.read < restart_points.MOST + 3 * 4
 
 
 def test_errors() -> None:
@@ -265,15 +357,19 @@ def test_errors() -> None:
     with pytest.raises(BugError, match="not computed here"):
         Running(plan.WindowSpec("w", "i", (), (), (other,), wide), wide)
     calls = Calls(plan.WindowSpec("w", "i", (), (), (big,), (*wide, big.result)), wide)
-    one = np.ones(1, np.int64)
-    lines = kernel.lines(np.zeros(1, np.int64), packed.empty(1), one, 1, 128, 0)
+    # No line before the change, one after it.
+    weights, ends = np.array([0, 1]), np.array([0, 1])
+    lines = kernel.lines(ends, packed.empty(1), weights, np.zeros(1, np.uint8), 0)
     row = rows.pack_rows([pa.array([1], pa.int32()), pa.array([None], pa.int32())])
     for before, total in ((2**62, 2**62 + 1), (2**63 - 2, 2**63 - 1), (2**63 - 1, None)):
+        both = np.ones(2, np.int64)
         known = Carried(
-            [pa.array([before])], np.ones(1, np.uint8), packed.empty(0), np.zeros(2, np.int64)
+            [pa.array([before] * 2)], both.astype(np.uint8), packed.empty(0), np.zeros(3, np.int64)
         )
         if total is None:
             with pytest.raises(RowError, match="bigint out of range"):
-                calls.computed(lines, row, one, one, known)
+                calls.computed(lines, row, weights, both, known)
         else:
-            assert calls.computed(lines, row, one, one, known).columns[0].to_pylist() == [total]
+            assert calls.computed(lines, row, weights, both, known).columns[0].to_pylist() == [
+                total
+            ]
