@@ -80,6 +80,8 @@ SHAPES: Final[dict[str, str]] = {
         PARTITION BY customer ORDER BY placed, id) AS n FROM orders""",
     "running_sum": """SELECT id, customer, sum(amount) OVER (
         PARTITION BY customer ORDER BY placed, id) AS s FROM orders""",
+    "moving_avg": """SELECT id, customer, avg(amount) OVER (
+        PARTITION BY customer ORDER BY placed, id ROWS 6 PRECEDING) AS a FROM orders""",
     "top_100": "SELECT id, amount FROM orders ORDER BY amount DESC, id LIMIT 100",
     "top_3_lateral": """SELECT c.id, t.id AS o, t.amount FROM customers c CROSS JOIN LATERAL (
         SELECT o.id, o.amount FROM orders o WHERE o.customer = c.id

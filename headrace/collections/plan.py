@@ -232,8 +232,10 @@ class RunningSpec(PlanPart, frozen=True):
     """A window function that Headrace computes without Postgres.
 
     ``function``: ``row_number``, ``rank``, ``dense_rank``, ``lag`` and ``lead`` (by ``distance``,
-    else ``default`` as output text), ``first_value``, ``last_value``, ``count``, ``sum``, ``min``,
-    ``max``; over column ``argument`` (``count`` without: rows) where boolean column ``condition``.
+    else ``default`` as output text), ``first_value``, ``last_value``, ``count``, ``sum``, ``avg``,
+    ``min``, ``max``; over column ``argument`` (``count`` without: rows) where boolean column
+    ``condition``.  ``frame``: the first and the last row of the frame, as numbers of rows behind
+    the row; None: all rows up to the row or its peers.
     """
 
     function: str
@@ -241,6 +243,7 @@ class RunningSpec(PlanPart, frozen=True):
     condition: int | None = None
     distance: int = 0
     default: str | None = None
+    frame: tuple[int, int] | None = None
 
 
 class WindowCallSpec(PlanPart, frozen=True):

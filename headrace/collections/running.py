@@ -88,7 +88,8 @@ class Running(Collection):
         items = ", ".join(
             self.schema[i.column].name + (" DESC" if i.descending else "") for i in self._node.order
         )
-        return f"Window, running, by ({keys}) order ({items}): {self._calls.names()}"
+        calls = ", ".join(c.running.function for c in self._node.calls if c.running is not None)
+        return f"Window, running, by ({keys}) order ({items}): {calls}"
 
     def apply(self, port: int, batch: pa.RecordBatch) -> list[pa.RecordBatch]:
         """See ``Collection``."""
@@ -239,7 +240,7 @@ class Running(Collection):
             columns = [column.take(pa.array(entry)) for column in computed.arguments]
         else:
             columns = rows.decode_rows(computed.rows.take(entry), self._in_types)
-        columns += [column.take(pa.array(chosen)) for column in computed.columns]
+        columns += self._calls.shown([c.take(pa.array(chosen)) for c in computed.columns])
         return cut(diff_batch(self.schema, columns, pa.array(weights)))
 
     # --- restart points of a page

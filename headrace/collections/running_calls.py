@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 
 from headrace.collections import plan
 from headrace.collections.base import encode, keys_of
 from headrace.errors import BugError, RowError
-from headrace.kernels import buffers, numeric, packed, rows, text
+from headrace.kernels import buffers, frames, numeric, packed, rows, text
 from headrace.kernels import running as kernel
 from headrace.kernels.buffers import Bytes, Int64s
 from headrace.kernels.packed import Packed
-from headrace.types import BPCHAR, Schema, arrow_type
+from headrace.types import BPCHAR, INT8, NUMERIC, Schema, arrow_type
 
 _INT8_MAX: Final = 2**63 - 1
 
@@ -39,6 +41,7 @@ class Computed:
     """The values of calls at the lines of a page, with the input of their computation."""
 
     columns: list[pa.Array]
+    """The values, of which ``Calls.shown`` makes the results."""
     numbers: Int64s
     """Number of each line in its partition, from 1 on."""
     lines: kernel.Lines
@@ -63,37 +66,44 @@ class Calls:
 
     def __init__(self, node: plan.WindowSpec, in_schema: Schema) -> None:
         """Create it; REQUIRES: ``node`` is native."""
-        self._specs = [call.running for call in node.calls if call.running is not None]
-        if len(self._specs) < len(node.calls):
-            raise BugError("a window that is not computed here")
+        self._specs: list[plan.RunningSpec] = []
+        self._oids: list[int] = []
+        self._by_row: list[bool] = []
+        self._shown: list[tuple[int, ...]] = []
+        """Per call the numbers of its values: one, or of an average the sum and the count."""
+        for call in node.calls:
+            if call.running is None:
+                raise BugError("a window that is not computed here")
+            parts = _parts(call.running, call.result.oid)
+            self._shown.append(tuple(range(len(self._specs), len(self._specs) + len(parts))))
+            self._specs += [spec for spec, _ in parts]
+            self._oids += [oid for _, oid in parts]
+            self._by_row += [call.frame.startswith("ROWS")] * len(parts)
         self._in_types = [arrow_type(f.oid) for f in in_schema]
         self._in_oids = [f.oid for f in in_schema]
-        self._out_types = [arrow_type(call.result.oid) for call in node.calls]
-        self._by_row = [call.frame.startswith("ROWS") for call in node.calls]
+        self._types = [arrow_type(oid) for oid in self._oids]
         self._reads = {s.argument for s in self._specs} | {s.condition for s in self._specs}
         self._reads.discard(None)
         functions = {spec.function for spec in self._specs}
         self.numbered: Final = not functions.isdisjoint(("row_number", "rank"))
         """Whether values depend on the number of rows before."""
-        self.back: Final = self._distance("lag")
+        self._moves = any(s.frame or s.function in ("lag", "lead") for s in self._specs)
+        reaches = [_reach(spec) for spec in self._specs]
+        self.back: Final = -min(0, *(first for first, _ in reaches))
         """How many lines before a line its values depend on, beyond running values."""
-        self.ahead: Final = self._distance("lead")
+        self.ahead: Final = max(0, *(last for _, last in reaches))
         """How many lines after a line its values depend on."""
         self._defaults = [
-            _default(spec, call.result.oid, kind)
-            for spec, call, kind in zip(self._specs, node.calls, self._out_types, strict=True)
+            _default(spec, oid, kind)
+            for spec, oid, kind in zip(self._specs, self._oids, self._types, strict=True)
         ]
 
-    def _distance(self, function: str) -> int:
-        return max((s.distance for s in self._specs if s.function == function), default=0)
-
-    def names(self) -> str:
-        """Return the functions, for ``describe``."""
-        return ", ".join(spec.function for spec in self._specs)
-
-    def decoded(self, values: Packed) -> list[pa.Array]:
-        """Return the values of calls that ``Computed.encoded`` made."""
-        return rows.decode_rows(values, self._out_types)
+    def shown(self, columns: list[pa.Array]) -> list[pa.Array]:
+        """Return the results of the calls out of their values."""
+        return [
+            _average(*(columns[i] for i in parts)) if len(parts) > 1 else columns[parts[0]]
+            for parts in self._shown
+        ]
 
     # --- state after earlier lines
 
@@ -108,7 +118,7 @@ class Calls:
         places = np.full(count, -1, np.int64)
         places[there] = np.arange(len(there))
         places = np.tile(places, 2)
-        columns = [_taken(column, places) for column in self.decoded(values)]
+        columns = [_taken(c, places) for c in rows.decode_rows(values, self._types)]
         bounds = np.searchsorted(np.concatenate((parts, parts + count)), np.arange(2 * count + 1))
         past = packed.joined([past, past])
         return Carried(columns, (places >= 0).view(np.uint8), past, bounds)
@@ -165,35 +175,58 @@ class Calls:
         found_rows = packed.joined([encoded, before.past]) if self.back else encoded
         arguments = rows.decode_rows(found_rows, self._in_types) if self._reads else []
         page = Computed([], numbers, lines, found_rows, arguments, before)
-        for number, spec in enumerate(self._specs):
-            column = None if spec.argument is None else arguments[spec.argument]
-            match spec.function:
-                case "row_number":
-                    found = pa.array(numbers)
-                case "rank":
-                    found = pa.array(numbers[lines.first])
-                case "dense_rank":
-                    found = pa.array(_numbers(before.values[number])[lines.half] + lines.group)
-                case "lag" | "lead":
-                    found = self._neighbours(number, page, weights, column)
-                case "first_value" | "last_value":
-                    found = self._ends(number, page, column)
-                case _:
-                    condition = None if spec.condition is None else arguments[spec.condition]
-                    counted = _counted(page.entries, column, condition)
-                    found = self._aggregated(number, page, column, counted)
-            kind = self._out_types[number]
+        near = frames.readable(lines, weights, before.bounds) if self._moves else None
+        for number, kind in enumerate(self._types):
+            found = self._values(number, page, near)
             page.columns.append(found if found.type == kind else found.cast(kind))
         return page
 
-    def _neighbours(
-        self, number: int, page: Computed, weights: Int64s, column: pa.Array
+    def _values(self, number: int, page: Computed, near: frames.Readable | None) -> pa.Array:
+        """Return the values of one call."""
+        spec, lines = self._specs[number], page.lines
+        column = None if spec.argument is None else page.arguments[spec.argument]
+        match spec.function:
+            case "row_number":
+                return pa.array(page.numbers)
+            case "rank":
+                return pa.array(page.numbers[lines.first])
+            case "dense_rank":
+                return pa.array(_numbers(page.before.values[number])[lines.half] + lines.group)
+            case "lag" | "lead":
+                assert near is not None and column is not None, "these move, and have an argument"
+                found = near.at(_reach(spec)[0], len(column))
+                return pa.concat_arrays([column, self._defaults[number]]).take(pa.array(found))
+            case "first_value" | "last_value" if spec.frame is None:
+                return self._ends(number, page, column)
+        condition = None if spec.condition is None else page.arguments[spec.condition]
+        counted = _counted(page, column, condition)
+        if spec.frame is None:
+            return self._aggregated(number, page, column, counted)
+        assert near is not None, "these move"
+        return self._moving(number, near.frames(*spec.frame), column, counted)
+
+    def _moving(
+        self, number: int, framed: frames.Frames, column: pa.Array | None, counted: Bytes
     ) -> pa.Array:
-        spec, default = self._specs[number], self._defaults[number]
-        distance = spec.distance if spec.function == "lag" else -spec.distance
-        sources = (page.entries, len(column))
-        chosen = kernel.neighbours(page.lines, weights, distance, page.before.bounds, sources)
-        return pa.concat_arrays([column, default]).take(pa.array(chosen))
+        """Return the values over moving frames."""
+        spec = self._specs[number]
+        function = spec.function
+        if function == "count":
+            return pa.array(framed.counts(counted))
+        assert column is not None, "all others have an argument"
+        if function == "first_value":
+            return _taken(column, framed.firsts(-1))
+        if function == "last_value":
+            return _taken(column, framed.lasts(-1))
+        if function == "sum":
+            found = frames.sums(framed, _parsed(column), counted)
+            if found is None:
+                texts = column.cast(pa.string()).to_pylist()
+                return self._long(number, frames.long_sums, framed, texts, counted)
+            return self._rendered(number, *found)
+        oid = self._in_oids[spec.argument or 0]
+        keys = keys_of([column], [oid], len(column))
+        return _taken(column, frames.extremes(framed, keys, counted, _wanted(function, oid)))
 
     def _ends(self, number: int, page: Computed, column: pa.Array) -> pa.Array:
         lines = page.lines
@@ -216,7 +249,7 @@ class Calls:
             counts = _numbers(before)[lines.half] + sums[1:] - sums[lines.bounds[lines.half]]
             return pa.array(counts[shown])
         assert column is not None, "sum, min and max have an argument"
-        column = column.slice(0, page.entries)
+        column, counted = column.slice(0, page.entries), counted[: page.entries]
         if function == "sum":
             return self._summed(number, page, column, counted, shown)
         oid = self._in_oids[self._specs[number].argument or 0]
@@ -226,31 +259,38 @@ class Calls:
             counted,
             keys_of([before], [oid], len(before)),
             buffers.validity(before),
-            # As numeric_larger and similar functions, the last of equal ones; char(n) the first.
-            (function == "min", oid == BPCHAR),
+            _wanted(function, oid),
         )
         return _taken(pa.concat_arrays([column, before]), chosen[shown])
 
     def _summed(
         self, number: int, page: Computed, column: pa.Array, counted: Bytes, shown: Int64s
     ) -> pa.Array:
-        kind, before = self._out_types[number], page.before.values[number]
+        before = page.before.values[number]
         found = kernel.sums(page.lines, _parsed(column), counted, _parsed(before))
         if found is None:
-            return self._long_sums(kind, page, column, counted, before).take(pa.array(shown))
-        kinds, mantissas, scales = found[0][shown], found[1][shown], found[2][shown]
+            texts, earlier = (c.cast(pa.string()).to_pylist() for c in (column, before))
+            sums = self._long(number, kernel.long_sums, page.lines, texts, counted, earlier)
+            return sums.take(pa.array(shown))
+        kinds, mantissas, scales = found
+        return self._rendered(number, kinds[shown], mantissas[shown], scales[shown])
+
+    def _rendered(self, number: int, kinds: Bytes, mantissas: Int64s, scales: Int64s) -> pa.Array:
+        """Return sums as a column."""
+        kind = self._types[number]
         if buffers.is_text(kind):
             return numeric.render(kinds, mantissas, scales.astype(np.int32))
         return buffers.make_fixed(mantissas, kinds, kind)
 
-    def _long_sums(
-        self, kind: pa.DataType, page: Computed, column: pa.Array, counted: Bytes, before: pa.Array
+    def _long(
+        self, number: int, function: Callable[..., list[str | None]], *arguments: Any
     ) -> pa.Array:
-        texts, earlier = (c.cast(pa.string()).to_pylist() for c in (column, before))
+        """Return sums of numbers of any size as a column."""
         try:
-            found = kernel.long_sums(page.lines, texts, counted, earlier)
+            found = function(*arguments)
         except OverflowError as error:
             raise RowError(str(error), sqlstate="22003") from None
+        kind = self._types[number]
         if buffers.is_text(kind):
             return pa.array(found, kind)
         sums = [None if total is None else int(total) for total in found]
@@ -259,14 +299,42 @@ class Calls:
         return pa.array(sums, kind)
 
 
-def _counted(entries: int, column: pa.Array | None, condition: pa.Array | None) -> Bytes:
-    """Return 1 for each entry whose argument is not NULL and whose condition is true."""
-    found = buffers.all_valid(entries)
-    if column is not None:
-        found = buffers.validity(column)[:entries]
+def _parts(spec: plan.RunningSpec, oid: int) -> list[tuple[plan.RunningSpec, int]]:
+    """Return the values that a call keeps, with the OIDs of their types."""
+    if spec.function != "avg":
+        return [(spec, oid)]
+    replace = msgspec.structs.replace
+    return [(replace(spec, function="sum"), NUMERIC), (replace(spec, function="count"), INT8)]
+
+
+def _average(sums: pa.Array, counts: pa.Array) -> pa.Array:
+    """Return averages as ``numeric_avg`` does: the sums divided by the counts, NULL of none."""
+    divisors = np.maximum(_numbers(counts), 1)
+    ones = buffers.all_valid(len(divisors))
+    scales = np.zeros(len(divisors), np.int32)
+    return numeric.div(sums, numeric.render(ones, divisors, scales))
+
+
+def _reach(spec: plan.RunningSpec) -> tuple[int, int]:
+    """Return the first and the last line that are read, as numbers of lines behind the line."""
+    if spec.function == "lag":
+        return -spec.distance, -spec.distance
+    if spec.function == "lead":
+        return spec.distance, spec.distance
+    return spec.frame or (0, 0)
+
+
+def _wanted(function: str, oid: int) -> tuple[bool, bool]:
+    """Return whether the least is wanted, and whether the first of equal ones."""
+    # As numeric_larger and similar functions, the last of equal ones; char(n) the first.
+    return function == "min", oid == BPCHAR
+
+
+def _counted(page: Computed, column: pa.Array | None, condition: pa.Array | None) -> Bytes:
+    """Return 1 for each row whose argument is not NULL and whose condition is true."""
+    found = buffers.all_valid(len(page.rows)) if column is None else buffers.validity(column)
     if condition is not None:
-        true = buffers.values(condition) & buffers.validity(condition)
-        found = found & true[:entries]
+        found = found & buffers.values(condition) & buffers.validity(condition)
     return found
 
 

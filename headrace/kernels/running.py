@@ -301,65 +301,6 @@ def _lines(
     return used
 
 
-def neighbours(
-    page: Lines, weights: Int64s, distance: int, past: Int64s, columns: tuple[int, int]
-) -> Int64s:
-    """Return the source of LAG (``distance`` > 0) or LEAD (< 0) of each line.
-
-    Sources are entries, then lines before the page, of which ``past`` are the bounds by half;
-    ``columns``: the first such source, and the one of lines that have no neighbour.
-    """
-    out = np.empty(len(page.entry), np.int64)
-    _neighbours(
-        buffers.view(page.entry),
-        buffers.view(page.copy),
-        buffers.view(page.half),
-        buffers.view(page.begins),
-        buffers.view(weights),
-        buffers.view(past),
-        distance,
-        columns[0],
-        columns[1],
-        buffers.view(out),
-    )
-    return out
-
-
-@cython.cfunc
-@cython.exceptval(check=False)
-def _neighbours(
-    entry: cython.const_longlong[::1],
-    copy: cython.const_longlong[::1],
-    half: cython.const_longlong[::1],
-    begins: cython.const_longlong[::1],
-    weights: cython.const_longlong[::1],
-    past: cython.const_longlong[::1],
-    distance: cython.longlong,
-    earlier: cython.Py_ssize_t,
-    none: cython.Py_ssize_t,
-    out: cython.longlong[::1],
-) -> cython.void:
-    i: cython.Py_ssize_t
-    parts: cython.Py_ssize_t = begins.shape[0] - 1
-    for i in range(len(out)):
-        h: cython.Py_ssize_t = half[i]
-        p: cython.Py_ssize_t = h % parts
-        shift: cython.Py_ssize_t = weights.shape[0] // 2 if h >= parts else 0
-        e: cython.Py_ssize_t = entry[i]
-        place: cython.longlong = copy[i] - distance
-        while place < 0 and e > begins[p]:
-            e -= 1
-            place += weights[shift + e]
-        while e < begins[p + 1] and place >= weights[shift + e]:
-            place -= weights[shift + e]
-            e += 1
-        if place < 0:
-            place += past[h + 1]
-            out[i] = earlier + place if place >= past[h] else none
-        else:
-            out[i] = e if e < begins[p + 1] else none
-
-
 def extremes(
     page: Lines, keys: Packed, counted: Bytes, before: Packed, known: Bytes, want: tuple[bool, bool]
 ) -> Int64s:

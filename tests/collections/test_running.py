@@ -55,6 +55,15 @@ CALLS = {
     "sum n": (plan.RunningSpec("sum", 2), NUMERIC),
     "min": (plan.RunningSpec("min", 2), NUMERIC),
     "max": (plan.RunningSpec("max", 1, 4), INT4),
+    "sum of 3": (plan.RunningSpec("sum", 2, 4, frame=(-2, 0)), NUMERIC),
+    "sum k of 3": (plan.RunningSpec("sum", 1, frame=(1, 3)), INT8),
+    "count of 4": (plan.RunningSpec("count", 2, 4, frame=(-1, 2)), INT8),
+    "count before": (plan.RunningSpec("count", frame=(-3, -2)), INT8),
+    "min of 3": (plan.RunningSpec("min", 2, frame=(-1, 1)), NUMERIC),
+    "max before": (plan.RunningSpec("max", 1, 4, frame=(-4, -1)), INT4),
+    "first of 3": (plan.RunningSpec("first_value", 3, frame=(-2, 0)), TEXT),
+    "last after": (plan.RunningSpec("last_value", 3, frame=(1, 2)), TEXT),
+    "one": (plan.RunningSpec("sum", 2, frame=(0, 0)), NUMERIC),
 }
 
 
@@ -123,12 +132,12 @@ def call(made: plan.WindowCallSpec, spec: plan.WindowSpec, ordered, at: int) -> 
         if 0 <= other < len(ordered):
             return ordered[other][column]
         return int(one.default) if one.default is not None else None
-    end = at if made.frame else last
-    if name == "first_value":
-        return ordered[0][column]
-    if name == "last_value":
-        return ordered[end][column]
-    frame = ordered[: end + 1]
+    frame = ordered[: (at if made.frame else last) + 1]
+    if one.frame is not None:
+        begin, end = (max(0, at + reach) for reach in (one.frame[0], one.frame[1] + 1))
+        frame = ordered[begin:end]
+    if name in ("first_value", "last_value"):
+        return (frame[0] if name == "first_value" else frame[-1])[column] if frame else None
     if one.condition is not None:
         frame = [r for r in frame if r[one.condition]]
     if name == "count" and column is None:
@@ -167,7 +176,7 @@ txids = st.lists(
 @examples(200)
 @given(
     stream=txids,
-    names=st.lists(st.sampled_from(sorted(CALLS)), min_size=1, max_size=3, unique=True),
+    names=st.lists(st.sampled_from(sorted(CALLS)), min_size=1, max_size=4, unique=True),
     frames=st.sampled_from([("",), (ROWS,), ("", ROWS), (ROWS, "")]),
     order=st.sampled_from([(), (UP,), (UP,)]),
     keys=st.sampled_from([(), (0,)]),
@@ -216,6 +225,7 @@ def test_equals_the_whole_after_each_change(seed, monkeypatch) -> None:
     monkeypatch.setattr(restart_points, "MOST", most)
     places = dice.choice((12, 100))
     weak = ["rank", "dense_rank", "lag", "lag2", "lead2", "last", "min", "max", "count n"]
+    weak += [name for name, (spec, _) in CALLS.items() if spec.frame]
     spec = node(dice.sample(weak, dice.choice((1, 1, 2))), (UP,), dice.choice([("",), (ROWS,)]), ())
 
     def drawn(weight: int) -> tuple[tuple[object, ...], int]:

@@ -25,6 +25,12 @@ DDL = """
 TRANSACTIONS = 12
 
 
+def _behind(rows: int) -> str:
+    if rows == 0:
+        return "CURRENT ROW"
+    return f"{-rows} PRECEDING" if rows < 0 else f"{rows} FOLLOWING"
+
+
 class Writer:
     """Random statements and queries over ``DDL``; small pools, so that rows tie."""
 
@@ -164,6 +170,37 @@ class Writer:
         frame = r.choice(["", "", *self._frames("ROWS", "GROUPS")])
         return f"{call} OVER ({keys}ORDER BY {self.order()} {frame}) AS c{number}"
 
+    def moving(self) -> str:
+        """Return a query of which Headrace computes each window function itself."""
+        r = self.rng
+        calls = []
+        for number in range(r.choice([1, 1, 2, 3])):
+            call = r.choice(
+                [
+                    *(
+                        "avg(k)",
+                        "avg(n)",
+                        "avg(id::bigint)",
+                        "sum(n)",
+                        "sum(k)",
+                        "min(n)",
+                        "max(k)",
+                    ),
+                    *("count(*)", "count(n)", "avg(n * 1e15)", "sum(n * 1e17)"),
+                ]
+            )
+            if r.random() < 0.3:
+                call += " FILTER (WHERE k > 0)"
+            elif r.random() < 0.2:
+                call = r.choice(["first_value(n)", "last_value(t)"])
+            low = r.randrange(-4, 3)
+            bounds = [_behind(low), _behind(r.randrange(low, 4))]
+            frame = r.choice(["", f"ROWS BETWEEN {' AND '.join(bounds)}"])
+            calls.append(f"{call} OVER (w {frame}) AS c{number}")
+        keys = r.choice(["", "PARTITION BY g ", "PARTITION BY k, e "])
+        order = r.choice(["k, id", "n DESC, id", "d, id DESC"])
+        return f"SELECT id, {', '.join(calls)} FROM items WINDOW w AS ({keys}ORDER BY {order})"
+
     def _frames(self, *modes: str) -> list[str]:
         r = self.rng
         out = []
@@ -261,6 +298,16 @@ def test_limits(seed, source, commander):
 def test_windows(seed, source, commander):
     writer = Writer(seed)
     run(seed, source, commander, [writer.window() for _ in range(16)], writer)
+
+
+@pytest.mark.parametrize("seed", seeds(40, 8, 2))
+def test_moving_frames(seed, source, commander):
+    writer = Writer(seed)
+    queries = [writer.moving() for _ in range(16)]
+    run(seed, source, commander, queries, writer)
+    for query in queries:
+        plan = commander.execute("SELECT plan FROM headrace.explain_view(%s)", [query]).fetchall()
+        assert any("rows that become different" in line for (line,) in plan), (query, plan)
 
 
 @pytest.mark.parametrize("seed", seeds(20, 2))

@@ -327,19 +327,46 @@ class Windows:
         argument = used.index(parts[0]) if parts and isinstance(parts[0], Ref) else None
         if name in ("lag", "lead"):
             return _neighbour(name, argument, parts)
-        if frame not in _UP_TO_HERE or len(parts) > 1:
+        moving = None if frame in _UP_TO_HERE else self._moving(call.clause)
+        if (moving is None and frame not in _UP_TO_HERE) or len(parts) > 1:
             return None
         if name == "count" and not parts:
-            return RunningSpec(name, None, condition)
+            return RunningSpec(name, None, condition, frame=moving)
         if argument is None or not self._summed(name, used[argument], call.tree):
             return None
-        return RunningSpec(name, argument, condition)
+        return RunningSpec(name, argument, condition, frame=moving)
+
+    def _moving(self, clause: Tree) -> tuple[int, int] | None:
+        """Return the frame of so many rows behind the row, or None if it is not such a frame."""
+        options = clause.number("frameOptions")
+        if not options & _ROWS or any(options & bit for bit, _ in _EXCLUDES):
+            return None
+        ends = [
+            self._rows_behind(options, words, clause.node(name))
+            for words, name in zip((_STARTS, _ENDS), _OFFSETS, strict=True)
+        ]
+        first, last = ends
+        return None if first is None or last is None or first > last else (first, last)
+
+    def _rows_behind(
+        self, options: int, words: tuple[tuple[int, str], ...], offset: Tree | None
+    ) -> int | None:
+        text = next(word for bit, word in words if options & bit)
+        if offset is None:
+            return 0 if text == "CURRENT ROW" else None
+        found = self._lowering.lower(offset, Scope(_no_column))
+        if not isinstance(found, Const) or found.text is None:
+            return None
+        rows = int(found.text)
+        if not 0 <= rows <= _DISTANCE_MAX:
+            return None
+        return -rows if text.endswith("PRECEDING") else rows
 
     def _summed(self, name: str, argument: Ref, tree: Tree) -> bool:
         """Return whether ``Running`` can aggregate values of that type."""
         if name in ("count", "first_value", "last_value"):
             return True
-        if name == "sum":
+        if name in ("sum", "avg"):
             return argument.oid in (INT2, INT4, INT8, NUMERIC)
         bytewise = self._lowering.catalog.collations.bytewise(tree.number("inputcollid"))
         return name in ("min", "max") and order_native(argument.oid, bytewise=bytewise)
