@@ -332,6 +332,11 @@ class _Scaled(Accumulator):
         if len(self._scales) > 1 or self._are_special():
             groups.plain[:] = 0
             return
+        # As many numbers in all may also belong to other scales, or to none, of several aggregates.
+        of_one_scale = groups.numbers[place] == 1
+        special = groups.numbers[place + 1 : place + 4].any(axis=0)
+        held = groups.keys.valid != 0
+        groups.plain &= (~held | (of_one_scale & ~special)).view(np.uint8)
         for scale, (counts, *powers) in self._scales.items():
             change, fits = counts.fitting(low, high)
             groups.at_scale(place, scale, change)

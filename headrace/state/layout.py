@@ -34,11 +34,11 @@ import numpy as np
 from headrace.kernels.buffers import Int64s
 from headrace.kernels.packed import Nullable
 
-FORMAT: Final = 5
+FORMAT: Final = 6
 """Version of this layout, of the key encoding, and of the values that collections store.
 
 Version 1 had no key groups, 2 one state per aggregate, 3 one column family per state, 4 one
-per view.
+per view, 5 sums of numerics that could be wrong.
 """
 
 GROUPS: Final = 256

@@ -358,6 +358,37 @@ def test_many_groups_equal_postgres(postgres, seed, monkeypatch):
     oracle.conn.close()
 
 
+@pytest.mark.parametrize("seed", range(24))
+def test_groups_that_change_alike_equal_postgres(postgres, seed):
+    """All groups get and lose numbers of the same kind: states of the same, not usual, form."""
+    rng = random.Random(seed)
+    numeric = [agg(f, "n", where=w) for f in ("sum", "avg", "var_pop") for w in (None, "b")]
+    others = [agg("count", "n"), agg("sum", "i4"), agg("var_samp", "i8", where="b")]
+    chosen = rng.sample(numeric, rng.choice((1, 2, 3))) + rng.sample(others, rng.choice((0, 1)))
+    rng.shuffle(chosen)
+    node = node_of((0,), chosen)
+    driver, oracle = Driver(node), Oracle(postgres, node)
+    live = Counter()
+    kinds = rng.choice((["1.5", "2.5", "NaN"], ["1.5", "-Infinity", None], ["1.5", "1.25", None]))
+    for step in range(30):
+        if live and rng.random() < 0.3:
+            kind, flag = rng.choice([(old[NAMES.index("n")], old[-1]) for old in live])
+            gone = [old for old in live if (old[NAMES.index("n")], old[-1]) == (kind, flag)]
+            diffs = [(old, -live.pop(old)) for old in gone]
+        else:
+            n, b = rng.choice(kinds), rng.choice("tf")
+            diffs = [(row(k=str(k), n=n, b=b, i4="1", i8="2"), 1) for k in range(12)]
+            live.update(dict(diffs))
+        driver.run(diffs)
+        assert driver.out == oracle.rows(live), (seed, step)
+        if step == 15:
+            driver.reopen()
+    driver.run([(old, -weight) for old, weight in live.items()])
+    assert driver.out == Counter()
+    assert not any(driver.store.dump().values())
+    oracle.conn.close()
+
+
 def normal(rows):
     out = Counter()
     for (n, *rest), weight in rows.items():
