@@ -15,7 +15,7 @@ import numpy as np
 from headrace.kernels import buffers, decimals
 from headrace.kernels.buffers import Bytes, Int64s
 from headrace.kernels.packed import Packed
-from headrace.kernels.running import Lines, Numbers
+from headrace.kernels.running import Lines, Numbers, counted_numbers
 
 if cython.compiled:
     from cython.cimports.headrace.kernels.packed import compare
@@ -148,10 +148,7 @@ def long_sums(frames: Frames, values: list[str | None], counted: Bytes) -> list[
     Raises:
         OverflowError: Postgres cannot represent a sum.
     """
-    numbers = [
-        decimals.read(value) if value is not None and yes else None
-        for value, yes in zip(values, counted.tolist(), strict=True)
-    ]
+    numbers = counted_numbers(values, counted)
     source, out = frames.source.tolist(), []
     for begin, end in zip(frames.begins.tolist(), frames.ends.tolist(), strict=True):
         some = [n for n in (numbers[row] for row in source[begin:end]) if n is not None]

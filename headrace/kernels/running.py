@@ -448,6 +448,14 @@ def _sums(
     return True
 
 
+def counted_numbers(values: list[str | None], counted: Bytes) -> list[decimals.Number | None]:
+    """Return the numbers of texts; None: NULL, or not counted."""
+    return [
+        decimals.read(value) if value is not None and yes else None
+        for value, yes in zip(values, counted.tolist(), strict=True)
+    ]
+
+
 def long_sums(
     page: Lines, values: list[str | None], counted: Bytes, before: list[str | None]
 ) -> list[str | None]:
@@ -456,10 +464,7 @@ def long_sums(
     Raises:
         OverflowError: Postgres cannot represent a sum.
     """
-    numbers = [
-        decimals.read(value) if value is not None and yes else None
-        for value, yes in zip(values, counted.tolist(), strict=True)
-    ]
+    numbers = counted_numbers(values, counted)
     out: list[str | None] = []
     limits = page.bounds.tolist()
     for part, earlier in enumerate(before):

@@ -404,7 +404,7 @@ def _state(node: physical.Node) -> str:
         case physical.TopKSpec():
             return "rows of the input"
         case physical.WindowSpec():
-            return f"rows of input{', values of some' if node.native else ' and output'}"
+            return "rows and some values" if node.native else "rows of input and output"
         case physical.RecursiveSpec():
             own = ["rows by iteration"] if node.distinct else []
             inner = [f"{n.id}: {state}" for n in node.step if (state := _state(n))]
