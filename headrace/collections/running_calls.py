@@ -215,9 +215,9 @@ class Calls:
             return pa.array(framed.counts(counted))
         assert column is not None, "all others have an argument"
         if function == "first_value":
-            return _taken(column, framed.firsts(-1))
+            return _taken(column, framed.firsts())
         if function == "last_value":
-            return _taken(column, framed.lasts(-1))
+            return _taken(column, framed.lasts())
         if function == "sum":
             found = frames.sums(framed, _parsed(column), counted)
             if found is None:

@@ -70,16 +70,16 @@ class Frames:
     ends: Int64s
     """End of each frame; the first place if it is empty."""
 
-    def firsts(self, none: int) -> Int64s:
-        """Return the row of the first line of each frame, ``none`` if it is empty."""
-        return self._rows(self.begins, none)
+    def firsts(self) -> Int64s:
+        """Return the row of the first line of each frame, -1 if it is empty."""
+        return self._rows(self.begins)
 
-    def lasts(self, none: int) -> Int64s:
-        """Return the row of the last line of each frame, ``none`` if it is empty."""
-        return self._rows(self.ends - 1, none)
+    def lasts(self) -> Int64s:
+        """Return the row of the last line of each frame, -1 if it is empty."""
+        return self._rows(self.ends - 1)
 
-    def _rows(self, places: Int64s, none: int) -> Int64s:
-        out = np.full(len(places), none, np.int64)
+    def _rows(self, places: Int64s) -> Int64s:
+        out = np.full(len(places), -1, np.int64)
         there = self.begins < self.ends
         out[there] = self.source[places[there]]
         return out
