@@ -132,7 +132,9 @@ class WorkerBatches:
                 session.send(done)
 
             units = [unit for stage in stages for unit in stage]
-            processor.run(units, frames, elsewhere=BatchStages(stages, frames, end))
+            outcome = processor.run(units, frames, elsewhere=BatchStages(stages, frames, end))
+            # Last of all: the next message about these units may come to another thread.
+            end(len(stages) - 1, outcome)
         except GivenUp:
             session.send(self._done(word, trouble=_given_up()))
         except HeadraceError as error:
@@ -179,7 +181,7 @@ class BatchStages:
     of: Sequence[Sequence[Unit]]
     frames: SentFrames
     end: Callable[[int, Outcome], None]
-    """Sends the results of a stage, by its number."""
+    """Sends the results of a stage, by its number; not called for the last one."""
     units: Sequence[Unit] = ()
 
     def feeds(self, _: Unit) -> bool:
@@ -194,7 +196,8 @@ class BatchStages:
             outcome.sent.update(self.frames.fed)
             outcome.forgotten.update(self.frames.failed)
             yield units
-            self.end(number, outcome)
+            if number < len(self.of) - 1:
+                self.end(number, outcome)
 
 
 def _given_up() -> Interrupted:

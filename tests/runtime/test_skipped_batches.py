@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import random
+import threading
 from functools import partial
 
 import pytest
 
 from headrace.network.link import FlightLink
-from headrace.network.messages import BeginBatch
+from headrace.network.messages import BeginBatch, StageDone
+from headrace.network.port import FlightSession
+from headrace.sql.status import CursorState
 from tests.runtime import hosted, test_sharing
 from tests.runtime.disturbances import locked
 from tests.runtime.harness import check, settings_for, settle
 from tests.runtime.hosted import hosting, reached
 from tests.runtime.test_sharing import SUMS, change, create
 from tests.runtime.test_worker_handles import placed
+from tests.waiting import PATIENCE_S, wait_until
 
 TABLES = test_sharing.TABLES + "CREATE TABLE notes (id int PRIMARY KEY, tag text);"
 TAGS = "SELECT tag, count(*) AS c FROM notes GROUP BY tag"
@@ -72,6 +76,37 @@ def test_a_view_that_reads_the_clock_gets_each_batch(source, database, start, be
         change(source, rng)
         settle(running, source)
         assert [view] in [units for batch in begun for units in batch.stages]
+        running.stop()
+
+
+def test_a_batch_is_answered_only_when_nothing_is_left_to_do(source, database, start, monkeypatch):
+    """The coordinator's next message may reach another thread of the worker at once.
+
+    So a thread that stands still right after an answer of a lagging unit changes nothing.
+    """
+    running, rng = start(), random.Random(4)
+    send, stands = FlightSession.send, threading.Event()
+
+    def slow(session: FlightSession, word, batch=None) -> None:
+        send(session, word, batch)
+        if session.lagging and isinstance(word, StageDone):
+            stands.wait(PATIENCE_S)
+
+    monkeypatch.setattr(FlightSession, "send", slow)
+    with hosting(running.settings, "w1"):
+        view = placed(running, source, database, "sums", SUMS)
+        running.on(partial(running.engine.lifecycle.pause, view))
+        change(source, rng)
+        unit = running.book.views[view]
+        wait_until(lambda: running.book.taken.txid > unit.processed, "the view lags")
+        running.on(partial(running.engine.lifecycle.resume, view))
+        wait_until(lambda: unit.cursor == CursorState.LEADING, "the view leads")
+        change(source, rng)
+        try:
+            check(running, source, sums=SUMS)
+        finally:
+            stands.set()
+        assert unit.message is None
         running.stop()
 
 
