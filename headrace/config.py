@@ -151,6 +151,9 @@ class Settings:
 
     slot_name: str = "headrace"
     """Permanent replication slot. Slots are per server, so each database needs another name."""
+    slot_failover: bool = True
+    """Whether standbys get a copy of the slot, so that views go on after a promotion (Postgres 17
+    or later)."""
     publication_name: str = "headrace"
     """Publication of the tables that views read."""
     event_trigger: bool = False

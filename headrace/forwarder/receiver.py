@@ -23,8 +23,9 @@ from psycopg import pq, sql
 from headrace import clock
 from headrace.errors import ContinuityLost, HeadraceError, TransientError
 from headrace.forwarder import streamed
-from headrace.postgres import connect, failures
+from headrace.postgres import connect, failures, timeline
 from headrace.postgres import slot as setup
+from headrace.postgres.timeline import Identity
 from headrace.types import format_lsn
 
 _log = structlog.get_logger(__name__)
@@ -36,14 +37,15 @@ _READ_CHUNK: Final = 512
 _CONTINUITY: Final = frozenset(("55000", "42704", "58P01"))
 """Slot lost or unusable, slot or publication gone, WAL removed."""
 _ACTIVE_ATTEMPTS: Final = 50
-
-
-@dataclass(frozen=True, slots=True)
-class Identity:
-    """The server that a stream comes from; LSNs mean nothing on another one (H24, H25)."""
-
-    system_id: str
-    timeline: int
+_WAITS_FOR_STANDBYS: Final = b"StandbySlotsHaveCaughtup"
+"""The server's function that warns while ``synchronized_standby_slots`` holds up the stream."""
+_INVALIDATED: Final = {
+    "wal_removed": "See max_slot_wal_keep_size.",
+    "rows_removed": "See hot_standby_feedback.",
+    "wal_level_insufficient": "Set wal_level to logical.",
+    "idle_timeout": "See idle_replication_slot_timeout.",
+}
+"""Settings that explain why a slot was invalidated, by the server's reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +65,10 @@ class Origin:
     """Whether logical messages are sent as well (pg_logical_emit_message)."""
     copied_from: str = ""
     """A slot; then ``slot`` is a copy of it, which exists as long as the connection."""
+
+
+class SourceSwitched(TransientError):
+    """A standby was promoted; whether the stream goes on is found out at the next attempt."""
 
 
 class PositionGone(ContinuityLost):
@@ -101,6 +107,8 @@ class Receiver:
         self._whole: Iterator[list[bytes]] | None = None
         """Messages of a streamed transaction that has ended; they precede all that arrives next."""
         self._notice: str | None = None
+        self._waits = ""
+        """Why the server has sent nothing for a while, as it said last."""
         self._wake_in, self._wake_out = socket.socketpair()
         self._conn = self._connect()
         try:
@@ -125,20 +133,12 @@ class Receiver:
         return conn
 
     def _identify(self, expected: Identity | None) -> Identity:
-        result = self._conn.pgconn.exec_(b"IDENTIFY_SYSTEM")
-        if result.status != pq.ExecStatus.TUPLES_OK:
-            raise TransientError(_text(result))
-        system, timeline = result.get_value(0, 0), result.get_value(0, 1)
-        assert system is not None, "IDENTIFY_SYSTEM has no NULL"
-        assert timeline is not None, "IDENTIFY_SYSTEM has no NULL"
-        found = Identity(system.decode(), int(timeline))
-        if expected is not None and found != expected:
-            raise ContinuityLost(
-                "the source is another server, or was restored or failed over",
-                detail=f"It is system {found.system_id}, timeline {found.timeline};"
-                f" expected {expected.system_id}, {expected.timeline}.",
-            )
-        return found
+        found = timeline.identify(self._conn)
+        if expected is None or found == expected:
+            return found
+        if found.system_id == expected.system_id and found.timeline > expected.timeline:
+            raise SourceSwitched(f"the source has begun timeline {found.timeline}")
+        raise timeline.other(found, expected)
 
     def _copy(self) -> None:
         """Make the copy of the slot.
@@ -224,10 +224,11 @@ class Receiver:
             raise failures.classify(error) from error
         if state is None:
             raise ContinuityLost(f'slot "{self._origin.slot}" is gone')
-        if state.wal_status == "lost":
+        if state.wal_status == "lost" or state.lost_because is not None:
+            reason = state.lost_because or "wal_removed"
             raise ContinuityLost(
-                f'slot "{self._origin.slot}" has lost WAL that is still needed',
-                hint="See max_slot_wal_keep_size.",
+                f'slot "{self._origin.slot}" was invalidated by the server: {reason}',
+                hint=_INVALIDATED.get(reason),
             )
         if state.confirmed > self.start_lsn:
             raise ContinuityLost(
@@ -286,7 +287,7 @@ class Receiver:
         return self._streams.held
 
     def check_notices(self) -> None:
-        """Raise ContinuityLost if the server has sent one.
+        """Raise ContinuityLost if the server has sent one that may mean a loss.
 
         Postgres 18 skips changes of a missing publication with only a notice (E12).
         """
@@ -345,7 +346,13 @@ class Receiver:
         return TransientError(text, sqlstate=code or "08006")
 
     def _on_notice(self, result: Any) -> None:
-        self._notice = _text(result)
+        text = _text(result)
+        # Texts are translated, and SQLSTATEs shared; the function in the server is neither.
+        if result.error_field(pq.DiagnosticField.SOURCE_FUNCTION) != _WAITS_FOR_STANDBYS:
+            self._notice = text
+        elif text != self._waits:
+            self._waits = text
+            _log.warning("the source waits for a standby", reason=text)
 
 
 def _code(result: Any) -> str | None:

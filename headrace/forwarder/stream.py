@@ -22,7 +22,8 @@ from headrace.config import Settings
 from headrace.errors import BugError, HeadraceError, TransientError
 from headrace.forwarder.batcher import Backlog, Batch, Batcher, Cut
 from headrace.forwarder.carried import Opener
-from headrace.forwarder.receiver import Identity, Origin, Receiver
+from headrace.forwarder.receiver import Origin, Receiver
+from headrace.postgres.timeline import Identity
 
 _log = structlog.get_logger(__name__)
 

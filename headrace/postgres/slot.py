@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import psycopg
@@ -18,7 +18,7 @@ from psycopg import sql
 from headrace import clock
 from headrace.config import Settings
 from headrace.errors import PrerequisiteError, TransientError
-from headrace.postgres import failures
+from headrace.postgres import connect, failures
 from headrace.types import Lsn, parse_lsn
 
 Connection = psycopg.Connection[Any]
@@ -30,6 +30,7 @@ _log = structlog.get_logger(__name__)
 # Releases before these lose changes silently.
 _FLOOR: Final = {15: 15_0013, 16: 16_0009, 17: 17_0005}
 _VERSION_MIN: Final = 15_0000
+_FAILOVER_SINCE: Final = 17_0000
 _DROP_ATTEMPTS: Final = 100
 _DROP_PAUSE_S: Final = 0.1
 
@@ -42,6 +43,10 @@ class SlotState:
     restart: Lsn
     active_pid: int | None
     wal_status: str | None
+    failover: bool = False
+    """Whether standbys get a copy of it (Postgres 17)."""
+    lost_because: str | None = None
+    """Why the server has invalidated it, in the server's word; None: it has not, or says nothing."""
     created: bool = False
     """Whether ``ensure`` has just created it: then it cannot continue any existing state."""
 
@@ -140,12 +145,15 @@ def ensure(conn: Connection, settings: Settings, fed: Fed) -> SlotState:
         ensure_publication(conn, settings, fed)
         state = slot_state(conn, settings.slot_name)
         if state is not None:
+            if fails_over(conn, settings) and not state.failover and state.active_pid is None:
+                _let_fail_over(settings)
             return state
         # Creation waits for every open transaction that has written; bound that wait (E8).
         conn.execute("SET lock_timeout = '10s'")
         try:
+            options = ", failover => true" if fails_over(conn, settings) else ""
             conn.execute(
-                "SELECT pg_catalog.pg_create_logical_replication_slot(%s, 'pgoutput')",
+                f"SELECT pg_catalog.pg_create_logical_replication_slot(%s, 'pgoutput'{options})",
                 (settings.slot_name,),
             )
         finally:
@@ -164,7 +172,22 @@ def ensure(conn: Connection, settings: Settings, fed: Fed) -> SlotState:
     made = slot_state(conn, settings.slot_name)
     assert made is not None, "the slot was just made"
     _log.info("slot created", slot=settings.slot_name, lsn=made.confirmed)
-    return SlotState(made.confirmed, made.restart, None, made.wal_status, created=True)
+    return replace(made, active_pid=None, created=True)
+
+
+def fails_over(conn: Connection, settings: Settings) -> bool:
+    """Return whether the slot is to be copied to standbys: the server must know how."""
+    return settings.slot_failover and conn.info.server_version >= _FAILOVER_SINCE
+
+
+def _let_fail_over(settings: Settings) -> None:
+    """Let the server copy an existing slot to standbys; if it is in use, the next start does."""
+    text = sql.SQL("ALTER_REPLICATION_SLOT {} (FAILOVER true)")
+    statement = text.format(sql.Identifier(settings.slot_name))
+    with contextlib.suppress(psycopg.errors.ObjectInUse):
+        with connect.session(settings.source, name="headrace stream", replication=True) as conn:
+            conn.execute(statement)
+        _log.info("slot is copied to standbys", slot=settings.slot_name)
 
 
 def ensure_publication(conn: Connection, settings: Settings, fed: Fed) -> None:
@@ -265,13 +288,14 @@ def slot_state(conn: Connection, name: str) -> SlotState | None:
     """
     row = conn.execute(
         "SELECT confirmed_flush_lsn::text, restart_lsn::text, active_pid, wal_status,"
-        " plugin, database, current_database()"
-        " FROM pg_catalog.pg_replication_slots WHERE slot_name = %s",
+        " coalesce(to_jsonb(s) ->> 'failover', 'false')::bool,"
+        " to_jsonb(s) ->> 'invalidation_reason', plugin, database, current_database()"
+        " FROM pg_catalog.pg_replication_slots s WHERE slot_name = %s",
         (name,),
     ).fetchone()
     if row is None:
         return None
-    confirmed, restart, pid, status, plugin, database, here = row
+    confirmed, restart, pid, status, failover, reason, plugin, database, here = row
     if plugin != "pgoutput" or database != here:
         raise PrerequisiteError(
             f'replication slot "{name}" cannot be used: it belongs to database'
@@ -283,6 +307,8 @@ def slot_state(conn: Connection, name: str) -> SlotState | None:
         parse_lsn(restart) if restart else Lsn(0),
         pid,
         status,
+        failover,
+        reason,
     )
 
 

@@ -83,6 +83,8 @@ class Checkpoints:
         )
         self._wake = wake
         self._underway: _Underway | None = None
+        self.held = False
+        """Whether the one under way must not be written yet; see ``release``."""
         self._last = clock.monotonic()
         self._retry_at = 0.0
         self._failed = 0
@@ -148,10 +150,13 @@ class Checkpoints:
         units: Sequence[Unit],
         promise: Promise,
         meta: positions.Meta,
+        *,
+        held: bool = False,
     ) -> None:
         """Begin a checkpoint of ``units`` at their marks; do nothing if a worker is out of reach.
 
-        ``meta`` is written with it.  REQUIRES: none is under way.
+        ``meta`` is written with it.  ``held``: not before ``release``.  REQUIRES: none is under
+        way.
         """
         assert self._underway is None, "one at a time"
         positions.put_position(meta, promise.position)
@@ -175,16 +180,34 @@ class Checkpoints:
         self._last = clock.monotonic()
         self.pending = 0
         self._ended.clear()
+        self.held = held
+        if not held:
+            self._work.put(self._underway)
+
+    def release(self, meta: positions.Meta) -> None:
+        """Let the checkpoint that is held be written, with ``meta``."""
+        assert self._underway is not None, "it is held"
+        self._underway.checkpoint.amend(meta)
+        self.held = False
         self._work.put(self._underway)
 
+    def give_up(self, db: RocksDatabase) -> None:
+        """Give up the checkpoint that is held; do nothing if there is none."""
+        now = self._underway
+        if now is None or not self.held:
+            return
+        self._underway, self.held = None, False
+        db.end_checkpoint(now.checkpoint)
+        self.pending += now.txids
+
     def end(self, db: RocksDatabase, *, wait: bool = False) -> Durable | None:
-        """Return what has become durable since the last call, or None.
+        """Return what has become durable since the last call, or None; one that is held stays.
 
         Raises:
             StateDamaged: the state database is damaged.
         """
         now = self._underway
-        if now is None:
+        if now is None or self.held:
             return None
         if wait:
             now.checkpoint.pace.hurried = True

@@ -29,8 +29,9 @@ from headrace.config import Settings
 from headrace.errors import BugError, ContinuityLost, HeadraceError, TransientError
 from headrace.forwarder.batcher import Batch, Batcher
 from headrace.forwarder.carried import Opener
-from headrace.forwarder.receiver import Identity, Origin, PositionGone, Receiver
+from headrace.forwarder.receiver import Origin, PositionGone, Receiver
 from headrace.postgres import connect
+from headrace.postgres.timeline import Identity
 from headrace.process import faults
 from headrace.runtime.cursor import append
 from headrace.runtime.positions import BatchRecord

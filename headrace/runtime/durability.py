@@ -10,16 +10,23 @@ import math
 from collections.abc import Callable, Iterable
 from typing import Final
 
+import psycopg
+import structlog
+
 from headrace import clock
+from headrace.errors import TransientError
 from headrace.forwarder import policy
 from headrace.forwarder.stream import Stream
 from headrace.process import faults
-from headrace.runtime import positions
+from headrace.runtime import failover, positions
 from headrace.runtime.checkpoints import Durable, Promise
 from headrace.runtime.engine_state import EngineState
 from headrace.runtime.positions import Position
 from headrace.runtime.queue_priority import QueuePriorities
 from headrace.runtime.shared import Shared
+from headrace.runtime.standby_waits import Proof, StandbyWaits
+
+_log = structlog.get_logger(__name__)
 
 _CHECK_S: Final = 1.0
 
@@ -37,10 +44,12 @@ class Durability:
         self._check_at = 0.0
         self._asked = 0
         self.urgency: Final = QueuePriorities(state)
+        self._standbys: Final = StandbyWaits(state)
 
     def step(self, stream: Stream) -> float:
         """Do what is due; return when to call again, on the monotonic clock."""
         self._confirm_if_due(stream)
+        self._release()
         self.end()
         urgency_at = self.urgency.step()
         ahead = self._confirmable() > self._state.confirmed
@@ -51,6 +60,8 @@ class Durability:
         if due <= now:
             self.begin()
             due = self._due(ahead=ahead)
+        if self._state.checkpoints.held:
+            due = min(due, self._standbys.due)
         return min(due, self._confirm_at, urgency_at)
 
     def _await_lagging(self, now: float) -> float:
@@ -74,15 +85,56 @@ class Durability:
             self._take(what)
 
     def still(self) -> None:
-        """Wait until no checkpoint is being written."""
+        """Wait until no checkpoint is being written; give up one that waits for a standby."""
+        self._state.checkpoints.give_up(self._state.db)
         self.end(wait=True)
 
     def finish(self) -> None:
         """Make all commits durable."""
-        self.end(wait=True)
-        if self._state.checkpoints.pending or self._confirmable() > self._state.confirmed:
-            self.begin()
+        if self._begin_last():
+            while self._state.checkpoints.held:
+                self._pause()
+                self._release(hurried=True)
             self.end(wait=True)
+
+    def last(self) -> None:
+        """Make all commits durable as the engine ends, unless a standby lacks their result rows.
+
+        If the source does not answer, nobody knows whether one does.
+        """
+        checkpoints = self._state.checkpoints
+        try:
+            if not self._begin_last():
+                return
+            while checkpoints.held and not self._standbys.late(hurried=True):
+                self._pause()
+                self._release()
+        except (TransientError, psycopg.Error) as error:
+            _log.info("no last checkpoint", reason=str(error))
+        checkpoints.give_up(self._state.db)
+        self.end(wait=True)
+
+    def _begin_last(self) -> bool:
+        """Begin a checkpoint if any commit is in none; return whether it was needed."""
+        self.still()
+        needed = bool(self._state.checkpoints.pending)
+        needed = needed or self._confirmable() > self._state.confirmed
+        if needed:
+            self.begin()
+        return needed
+
+    def _pause(self) -> None:
+        clock.sleep(max(self._standbys.due - clock.monotonic(), 0.0))
+
+    def _release(self, *, hurried: bool = False) -> None:
+        """Write the checkpoint that waits for a standby, once that has all, or takes too long."""
+        state = self._state
+        if not state.checkpoints.held or clock.monotonic() < self._standbys.due:
+            return
+        proof = self._standbys.look(hurried=hurried)
+        if proof is Proof.WAITING:
+            return
+        state.checkpoints.release(self._proven(proof))
 
     def trim(self, subplans: Iterable[Shared]) -> None:
         """Drop the output of these shared subplans that no reader needs any more."""
@@ -164,6 +216,10 @@ class Durability:
 
     def begin(self) -> None:
         """Begin a checkpoint of all commits; REQUIRES: none is under way."""
+        # The rows of the marks that it has were written before this question.
+        self._begin(self._standbys.begin())
+
+    def _begin(self, proof: Proof) -> None:
         faults.point(faults.BEFORE_CHECKPOINT)
         state = self._state
         left_out = self._left_out()
@@ -171,12 +227,20 @@ class Durability:
         state.lagging.awaited, self._waits_until = bool(state.lagging.working), math.inf
         for host in state.hosts.values():
             host.large = False
-        meta: positions.Meta = {}
-        promise = self._promise()
+        promise = Promise(state.position, self._promise())
+        held = proof is Proof.WAITING
+        meta = {} if held else self._proven(proof)
         state.retained.note(meta)  # it has everything promised, and is synced before
-        state.checkpoints.begin(
-            state.db, state.queues, units, Promise(state.position, promise), meta
-        )
+        state.checkpoints.begin(state.db, state.queues, units, promise, meta, held=held)
+
+    def _proven(self, proof: Proof) -> positions.Meta:
+        """Return what a checkpoint says of its proof; record before it that there is none."""
+        meta: positions.Meta = {}
+        if proof is Proof.FULL:
+            failover.prove(meta)
+        else:
+            failover.doubt(self._state.db)
+        return meta
 
     def _take(self, what: Durable) -> None:
         state = self._state

@@ -43,6 +43,7 @@ from headrace.runtime.commits import Commits
 from headrace.runtime.coverage import Coverage
 from headrace.runtime.durability import Durability
 from headrace.runtime.engine_state import EngineState
+from headrace.runtime.failover import SwitchStored
 from headrace.runtime.intake import Intake
 from headrace.runtime.lateness import Lateness
 from headrace.runtime.leaving import Leaving
@@ -240,6 +241,9 @@ class Engine:
                         self.running.set()
                         failures = 0
                     self._cycle()
+                except SwitchStored as error:
+                    _log.warning("the engine starts again", reason=error.message)
+                    return
                 except ContinuityLost as error:
                     self._abandon(error)
                     self._recovery.lose(error)
@@ -447,6 +451,8 @@ class Engine:
         state = self.state
         self._sink.leave()
         self._catching_up.abort(self._be_urgent)
+        if state.opened is not None:
+            state.checkpoints.give_up(state.opened)
         owner, state.connections = state.connections, None
         state.pipeline.abort(owner.interrupt if owner is not None else _nothing)
         if owner is not None:
@@ -480,7 +486,7 @@ class Engine:
             _log.warning("stopped amid trouble", reason=str(error))
             self._let_go()
         if self.running.is_set():  # else it is not known which changes the views need
-            self.durability.finish()
+            self.durability.last()
         self.rewind_soon()
 
     def _close(self) -> None:

@@ -24,8 +24,8 @@ from typing import Final
 from headrace.config import Settings, turns_dir
 from headrace.errors import HeadraceError, StateDamaged, TransientError
 from headrace.expressions.pool import Pool
-from headrace.forwarder.receiver import Identity
 from headrace.forwarder.stream import Stream
+from headrace.postgres.timeline import Identity
 from headrace.process.memory_reservations import GRANT_BYTES_MIN, Grants
 from headrace.runtime import positions
 from headrace.runtime.checkpoints import Checkpoints

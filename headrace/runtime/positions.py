@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 import struct
+import uuid
 from collections.abc import Iterable
 from dataclasses import astuple, dataclass, replace
 from typing import Final
@@ -15,7 +16,7 @@ from typing import Final
 import msgspec
 
 from headrace.errors import BugError
-from headrace.forwarder.receiver import Identity
+from headrace.postgres.timeline import Identity
 from headrace.state.rocks import RocksDatabase
 
 _POSITION: Final = b"position"
@@ -94,6 +95,13 @@ def get_intake_mark(db: RocksDatabase) -> IntakeMark | None:
 def put_lineage(meta: Meta, lineage: str) -> None:
     """Add the name of the batch records."""
     meta[_LINEAGE] = lineage.encode()
+
+
+def new_lineage(meta: Meta) -> str:
+    """Add a new name for the batch records, so that no earlier mark counts; return it."""
+    lineage = uuid.uuid4().hex
+    put_lineage(meta, lineage)
+    return lineage
 
 
 def get_lineage(db: RocksDatabase) -> str:

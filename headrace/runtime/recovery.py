@@ -6,7 +6,6 @@ engine takes ownership of the views again.
 
 from __future__ import annotations
 
-import uuid
 from dataclasses import dataclass
 
 import structlog
@@ -14,7 +13,7 @@ import structlog
 from headrace.errors import RESYNC, ContinuityLost, OtherFormat, StateDamaged
 from headrace.forwarder.stream import Stream
 from headrace.postgres import slot as setup
-from headrace.runtime import positions, replay
+from headrace.runtime import failover, positions, replay
 from headrace.runtime.durability import Durability
 from headrace.runtime.engine_state import EngineState
 from headrace.runtime.leaving import Leaving
@@ -61,6 +60,7 @@ class Recovery:
                 state.settings.queue_block_bytes,
                 state.settings.memory.queues,
             )
+        failover.apply(state.db, state.storage)
         state.lineage = _lineage(state.db)
         state.records = positions.records(state.db)
         state.holds.load(state.db)
@@ -81,15 +81,18 @@ class Recovery:
         state = self._state
         if state.connections is None:
             self._connect()
+            failover.look(state)
             self._adopt_source()
             self._loading.load()
+        elif state.identity is None:  # the last one was given up
+            failover.look(state)
         for unit in state.units:
             unit.reset()
         if state.retained.local:
             self._durability.still()  # the checkpoint says how far the retained batches reach
         state.retained.rewind()
         plan = replay.plan(state)
-        stream = state.stream = Stream(
+        state.stream = Stream(
             state.settings,
             state.owner.conn,
             plan.stream_lsn,
@@ -98,11 +101,6 @@ class Recovery:
             plan.backlog,
             origins.token(state.owner.conn),
         )
-        if state.identity is None:
-            state.identity = stream.identity
-            meta: positions.Meta = {}
-            positions.put_source(meta, stream.identity, state.settings.slot_name)
-            state.db.put_meta(meta, sync=True)
         state.taken = plan.start
         return plan.start, plan.batches
 
@@ -163,8 +161,7 @@ def _lineage(db: RocksDatabase) -> str:
     """Return the name of the batch records; give a new database a new name."""
     found = positions.get_lineage(db)
     if not found:
-        found = uuid.uuid4().hex
         meta: positions.Meta = {}
-        positions.put_lineage(meta, found)
+        found = positions.new_lineage(meta)
         db.put_meta(meta, sync=True)
     return found

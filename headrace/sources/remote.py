@@ -15,10 +15,10 @@ from psycopg import sql
 
 from headrace.config import Settings
 from headrace.errors import PrerequisiteError, UndefinedError, UnsupportedError
-from headrace.forwarder.receiver import Identity
-from headrace.postgres import publication
+from headrace.postgres import publication, timeline
 from headrace.postgres import slot as setup
 from headrace.postgres.connect import Connection, for_job
+from headrace.postgres.timeline import Identity
 from headrace.types import FIRST_USER_OID, Lsn
 
 _TABLES: Final = """
@@ -79,8 +79,7 @@ def identity(dsn: str) -> Identity:
         HeadraceError: the server cannot be reached, or does not allow replication.
     """
     with for_job(dsn, what="source", replication=True) as conn:
-        row: Any = conn.execute("IDENTIFY_SYSTEM").fetchone()
-    return Identity(str(row[0]), int(row[1]))
+        return timeline.identify(conn)
 
 
 def find(conn: Connection, name: str) -> RemoteTable:

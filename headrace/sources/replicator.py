@@ -25,11 +25,12 @@ from headrace import clock
 from headrace.config import Settings
 from headrace.errors import ContinuityLost, FencedError, HeadraceError, TransientError
 from headrace.forwarder import carried
-from headrace.forwarder.receiver import Identity, Origin, Receiver
+from headrace.forwarder.receiver import Origin, Receiver
 from headrace.kernels.pgoutput import read_begin, read_commit
 from headrace.postgres import failures
 from headrace.postgres import identity as replica_identity
 from headrace.postgres.connect import connect
+from headrace.postgres.timeline import Identity
 from headrace.process import password_files
 from headrace.sources import remote, widths
 from headrace.sql import origins

@@ -75,6 +75,10 @@ class RocksCheckpoint:
         self._disk = disk
         self._meta = dict(meta)
 
+    def amend(self, meta: Meta) -> None:
+        """Add metadata.  REQUIRES: ``write`` was not called."""
+        self._meta |= meta
+
     def write(self, *, sync: bool) -> None:
         """See ``contract.Checkpoint``."""
         finish(self._disk)

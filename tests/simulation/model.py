@@ -135,6 +135,8 @@ class History:
         self._tables: dict[int, Source] = {A: {}, B: {}}
         self._lsns = [start_lsn]
         self._rows: list[dict[int, Rows]] = [self._shown()]
+        self._sources = [self._copy()]
+        """The rows of the tables after each transaction."""
 
     def expected(self, view_id: int, lsn: int) -> Rows:
         """Return the rows of a view after all transactions that end at ``lsn`` or before."""
@@ -165,6 +167,18 @@ class History:
         self.end_lsn = end
         self._lsns.append(end)
         self._rows.append(self._shown())
+        self._sources.append(self._copy())
+
+    def cut(self, lsn: int) -> None:
+        """Go back to ``lsn``: later transactions have never been."""
+        kept = bisect.bisect_right(self._lsns, lsn)
+        del self.transactions[kept - 1 :], self._lsns[kept:], self._rows[kept:]
+        del self._sources[kept:]
+        self._tables = {oid: dict(rows) for oid, rows in self._sources[-1].items()}
+        self.end_lsn = lsn
+
+    def _copy(self) -> dict[int, Source]:
+        return {oid: dict(rows) for oid, rows in self._tables.items()}
 
     def write_other(self, chance: random.Random) -> None:
         """Write WAL that the publication does not have."""

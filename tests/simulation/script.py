@@ -39,10 +39,14 @@ class Script:
             self.restart,
             self.leave_one,
         ]
+        if self._chance.random() < 0.5:
+            self._actions += [self.promote, self.promote, self.stall_standby]
 
     def run(self) -> None:
         """Run the script."""
         world = self._world
+        if self.promote in self._actions:
+            world.server.add_standby(guarded=self._chance.random() < 0.5)
         world.boot()
         for _ in range(_ACTIONS):
             action = self._chance.choice(self._actions)
@@ -81,6 +85,7 @@ class Script:
         if self._chance.random() < 0.2:
             server.history.write_other(self._chance)
         server.history.commit(self._chance, scheduler.now)
+        server.ship()
         for receiver in server.streams:
             receiver.tell()
 
@@ -128,6 +133,29 @@ class Script:
             server.lose(connection)
         self._let_pass(3.0)
         server.reachable = True
+
+    def promote(self) -> None:
+        """Lose the server while it is written to; a standby takes over, sometimes much later."""
+        for _ in range(self._chance.choice((0, 2, 6))):
+            self._commit()
+            self._let_pass(self._chance.choice((0.0, 0.01)))
+        if self._chance.random() < 0.3:
+            self.kill()
+        server = self._world.server
+        server.reachable = self._chance.random() < 0.5
+        self._world.promote()
+        # The last pauses and resumptions may be lost.
+        self._paused = {i for i, row in server.views.items() if row.status == "paused"}
+        self._let_pass(0.5)
+        server.reachable = True
+        self._let_pass(2.0)
+        self._world.check_alive()
+
+    def stall_standby(self) -> None:
+        """Let the standby get nothing for a while, but less than checkpoints wait for."""
+        server = self._world.server
+        server.stalled_until = server.scheduler.now + 3.0 * self._chance.random()
+        self.work()
 
     def lock(self) -> None:
         """Let a user lock the table of a view; all other views go on."""

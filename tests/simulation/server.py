@@ -62,6 +62,17 @@ class Catalog:
     message: str | None = None
 
 
+@dataclass(frozen=True)
+class _Version:
+    """The engine's tables after a change, as the standby gets them."""
+
+    lsn: int
+    tables: dict[int, Rows]
+    progress: dict[int, Progress]
+    statuses: dict[int, tuple[str, str | None]]
+    epoch: int
+
+
 @dataclass
 class Session:
     """The server's side of a connection."""
@@ -108,6 +119,20 @@ class Server:
         self.connections: Final[list[Connection]] = []
         self.streams: Final[list[Any]] = []
         """Running replication connections."""
+        self.timeline = 1
+        self.switches: Final[dict[int, int]] = {}
+        """Where each earlier timeline ended."""
+        self.standby: int | None = None
+        """LSN up to which a standby has everything; None: there is no standby."""
+        self.stalled_until = 0.0
+        """Until when the standby gets nothing."""
+        self.guarded = False
+        """Whether the stream waits for the standby (synchronized_standby_slots)."""
+        self._arrival = 0.0
+        """When the standby has all WAL written so far, at the earliest."""
+        self._slots: list[int] = []
+        """Positions of the slot, as the standby copied them."""
+        self._versions: list[_Version] = []
         self._epoch = 0
         self._owner: Session | None = None
         """Holder of the advisory lock."""
@@ -127,6 +152,83 @@ class Server:
         made = Connection(self, Session(next(self._pids), name))
         self.connections.append(made)
         return made
+
+    # --- the standby
+
+    def add_standby(self, *, guarded: bool) -> None:
+        """Make a standby that has everything until now."""
+        self.standby, self.guarded = self.history.end_lsn, guarded
+        self._slots = [self.confirmed]
+        self.log()
+        self.standby = self.history.end_lsn
+
+    def log(self) -> None:
+        """Write WAL for a change of the engine's tables."""
+        self.history.write_other(self.scheduler.random)
+        if self.standby is None:
+            return
+        tables = {view_id: Counter(rows) for view_id, rows in self.tables.items()}
+        progress = {i: Progress(p.epoch, p.txid, p.lsn) for i, p in self.progress.items()}
+        statuses = {i: (row.status, row.message) for i, row in self.views.items()}
+        self._versions.append(
+            _Version(self.history.end_lsn, tables, progress, statuses, self._epoch)
+        )
+        self.ship()
+
+    def ship(self) -> None:
+        """Send the WAL written so far to the standby, where it arrives later."""
+        if self.standby is None:
+            return
+        lsn, chance, timeline = self.history.end_lsn, self.scheduler.random, self.timeline
+        late = self.delay() + (0.2 if chance.random() < 0.1 else 0.0)
+        self._arrival = max(self._arrival, self.scheduler.now + late, self.stalled_until)
+
+        def arrive() -> None:
+            if timeline == self.timeline and self.standby is not None:
+                self.standby = max(self.standby, lsn)
+                if chance.random() < 0.3:
+                    self._slots.append(min(self.confirmed, lsn))
+                for receiver in list(self.streams):
+                    receiver.tell()
+
+        self.scheduler.call_at(self._arrival, arrive)
+
+    def promote(self) -> None:
+        """Lose the primary; the standby goes on with what it has."""
+        lsn, chance = self.standby, self.scheduler.random
+        assert lsn is not None, "it was added"
+        for receiver in list(self.streams):
+            receiver.sever()
+        for connection in list(self.connections):
+            connection.session.open = False
+            self.lose(connection)
+        self._owner = None
+        self._rows.clear()
+        version = max((v for v in self._versions if v.lsn <= lsn), key=lambda v: v.lsn)
+        self._versions = [version]
+        self.tables.update({i: Counter(rows) for i, rows in version.tables.items()})
+        self.progress.update(
+            {i: Progress(p.epoch, p.txid, p.lsn) for i, p in version.progress.items()}
+        )
+        for view_id, (status, message) in version.statuses.items():
+            self.views[view_id].status, self.views[view_id].message = status, message
+        self._epoch = version.epoch
+        self.confirmed = chance.choice(self._slots[-3:])
+        self._slots = [self.confirmed]
+        self.history.cut(lsn)
+        self.switches[self.timeline] = lsn
+        self.timeline += 1
+        self.scheduler.note(f"timeline {self.timeline} begins at {lsn}, slot {self.confirmed}")
+        self.history.write_other(chance)
+        self.standby = self.history.end_lsn
+        self._arrival = self.scheduler.now
+
+    @property
+    def sendable(self) -> int:
+        """LSN up to which the stream may send."""
+        if self.guarded and self.standby is not None:
+            return self.standby
+        return self.history.end_lsn
 
     def delay(self) -> float:
         """Return the time that a message takes."""
@@ -178,6 +280,7 @@ class Server:
         session.clear()
         self._unlock(session)
         if moves:
+            self.log()
             self.scheduler.note(
                 f"{session.name} commits {[(v, r.txid) for v, r in sorted(moves.items())]}"
             )
@@ -250,6 +353,7 @@ class Server:
 
     def _begin_epoch(self, session: Session, values: Any, timeout_s: float) -> list[Any]:
         self._epoch += 1
+        self.log()
         return [(self._epoch,)]
 
     def _take_over(self, session: Session, values: Any, timeout_s: float) -> list[Any]:
@@ -262,6 +366,7 @@ class Server:
             out.append((view_id, row.epoch, row.txid, format_lsn(row.lsn)))
         if not session.within:
             self._unlock(session)
+        self.log()
         return out
 
     def _advance(self, session: Session, values: Any, timeout_s: float) -> list[Any]:
@@ -286,10 +391,16 @@ class Server:
                 view.status, view.message = str(values["to"]), values["message"]
                 self.scheduler.note(f"view {view_id} is {view.status}: {view.message}")
                 changed.append((view_id,))
+        if changed:
+            self.log()
         return changed
 
     def _flushed(self, session: Session, values: Any, timeout_s: float) -> list[Any]:
         return [(format_lsn(self.history.end_lsn),)]
+
+    def _reached(self, session: Session, values: Any, timeout_s: float) -> list[Any]:
+        has = self.standby
+        return [(format_lsn(self.history.end_lsn), None if has is None else format_lsn(has))]
 
     def _exists(self, session: Session, values: Any, timeout_s: float) -> list[Any]:
         return [(1,)] if values[0] in self.views else []
@@ -314,6 +425,7 @@ _STATEMENTS: Final[dict[str, Callable[[Server, Session, Any, float], list[Any]]]
     "SELECT view_id, epoch, txid FROM headrace.progress": Server._stored,
     states._BECOME: Server._become,
     "pg_current_wal_flush_lsn": Server._flushed,
+    "pg_current_wal_insert_lsn": Server._reached,
     "SELECT 1 FROM headrace.views": Server._exists,
     "a.pid || ' ' ||": _nothing,
     "SELECT %(caller)s::name IS NULL": _one,

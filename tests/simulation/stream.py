@@ -16,12 +16,13 @@ from typing import Any, Final
 import psycopg
 
 from headrace.errors import ContinuityLost, TransientError
-from headrace.forwarder.receiver import Identity, Origin
+from headrace.forwarder.receiver import Origin, SourceSwitched
+from headrace.postgres.timeline import Identity
 from tests.simulation import model
 from tests.simulation.primitives import Condition
 from tests.simulation.server import Server
 
-IDENTITY: Final = Identity("simulation", 1)
+SYSTEM: Final = "simulation"
 
 
 class Receiver:
@@ -46,7 +47,7 @@ class Receiver:
         self._changed = Condition(scheduler)
         self._woken = False
         self.process: Final = scheduler.current.process
-        self.identity: Final = IDENTITY
+        self.identity: Final = Identity(SYSTEM, server.timeline)
         self.start_lsn: Final = start_lsn
         self.received = start_lsn
         self.streamed: Final = (0, 0)
@@ -54,6 +55,8 @@ class Receiver:
         scheduler.stand(server.delay())
         if not server.reachable:
             raise TransientError("the server cannot be reached", sqlstate="08006")
+        if expected is not None and expected != self.identity:
+            raise SourceSwitched("the source has begun another timeline")
         if server.confirmed > start_lsn:
             server.scheduler.fail(
                 f"the slot is at {server.confirmed}, but the engine needs {start_lsn}"
@@ -90,6 +93,8 @@ class Receiver:
         if self._next >= len(transactions) or self._scheduler.now < self._arrives:
             return False
         transaction = transactions[self._next]
+        if transaction.end_lsn > self._server.sendable:
+            return False
         self._next += 1
         new = transaction.tables - self._described
         self._described |= new
@@ -107,8 +112,8 @@ class Receiver:
                 continue
             before = list(out)
             out.clear()
-            self.received = max(self.received, history.end_lsn)
-            self._on_keepalive(before, history.end_lsn, ask)
+            self.received = max(self.received, self._server.sendable)
+            self._on_keepalive(before, self._server.sendable, ask)
 
     def check_notices(self) -> None:
         """See ``Receiver``."""
@@ -141,7 +146,10 @@ class Receiver:
 
     @property
     def _waiting(self) -> bool:
-        return self._next < len(self._server.history.transactions)
+        transactions = self._server.history.transactions
+        if self._next >= len(transactions):
+            return False
+        return transactions[self._next].end_lsn <= self._server.sendable
 
     @property
     def _due(self) -> bool:

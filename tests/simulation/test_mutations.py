@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
-from headrace.runtime import insight
+from headrace.postgres.timeline import Identity
+from headrace.runtime import failover, insight, positions
 from headrace.runtime.durability import Durability
 from headrace.runtime.intake_log import IntakeLog
 from headrace.runtime.jobs import Jobs
+from headrace.runtime.standby_waits import Proof, StandbyWaits
 from headrace.runtime.writing import SinkThread
 from headrace.sql.status import CursorState
+from headrace.state.rocks import RocksDatabase
 from headrace.storage.manager import Storage
 from headrace.storage.queue import Queue
 from tests.simulation import world as worlds
@@ -77,6 +81,25 @@ def use_blocks_again_at_once(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Queue, "_pass_by", eager)
 
 
+def checkpoint_before_the_standbys(patch: pytest.MonkeyPatch) -> None:
+    """Write checkpoints whose result rows a promotion may undo."""
+    patch.setattr(StandbyWaits, "begin", lambda _: Proof.FULL)
+
+
+def keep_batches_after_the_switch(patch: pytest.MonkeyPatch) -> None:
+    """Go on with batches that the promoted server does not have."""
+
+    def apply(db: RocksDatabase, _: Storage) -> None:
+        value = db.get_meta(failover._SWITCH)
+        if value is not None:
+            found = msgspec.json.decode(value, type=failover._Switch)
+            meta: positions.Meta = {failover._SWITCH: None}
+            positions.put_source(meta, Identity(found.system_id, found.timeline), found.slot)
+            db.put_meta(meta, sync=True)
+
+    patch.setattr(failover, "apply", apply)
+
+
 MUTATIONS = [
     confirm_before_the_checkpoint,
     never_sync_the_log,
@@ -85,6 +108,8 @@ MUTATIONS = [
     skip_a_batch_in_the_log,
     publish_too_early,
     use_blocks_again_at_once,
+    checkpoint_before_the_standbys,
+    keep_batches_after_the_switch,
 ]
 
 

@@ -27,6 +27,7 @@ from headrace.config import Settings
 from headrace.errors import HeadraceError, TransientError
 from headrace.postgres.numbering import Observation, StreamAttribute, VisibleXids
 from headrace.postgres.slot import SlotState
+from headrace.postgres.timeline import Identity
 from headrace.process import faults
 from headrace.runtime import engine as engines
 from headrace.runtime import (
@@ -134,6 +135,9 @@ class World:
         patch.setattr(link.SinkLink, "interrupt", lambda this: found.lose(this.sink))
         patch.setattr("psycopg.RawCursor", server.Cursor)
         patch.setattr("headrace.postgres.slot.ensure", slot)
+        patch.setattr("headrace.postgres.slot.slot_state", slot)
+        patch.setattr("headrace.postgres.timeline.switch_point", self._switch_point)
+        patch.setattr("headrace.postgres.timeline.current", self._identity)
         patch.setattr("headrace.postgres.slot.drop_slot", self._lost_slot)
         patch.setattr("headrace.sql.origins.token", lambda _: None)
         patch.setattr("headrace.sql.views.worked", self._worked)
@@ -176,6 +180,23 @@ class World:
             for row in self.server.views.values()
             if view_id in (None, row.model.id) and (some is None or row.status in some)
         ]
+
+    def _switch_point(self, dsn: str, expected: Identity, _: str) -> tuple[Identity, Lsn] | None:
+        found = self._identity()
+        if found == expected:
+            return None
+        return found, Lsn(self.server.switches[expected.timeline])
+
+    def _identity(self, *_: str) -> Identity:
+        self.scheduler.stand(self.server.delay())
+        if not self.server.reachable:
+            raise TransientError("the server cannot be reached", sqlstate="08006")
+        return Identity(stream.SYSTEM, self.server.timeline)
+
+    def promote(self) -> None:
+        """Let the standby take over."""
+        self.server.promote()
+        self._seen.update({i: (p.txid, p.lsn) for i, p in self.server.progress.items()})
 
     def _lost_slot(self, *_: Any) -> None:
         error = self.engine.state.error if self.engine is not None else None
@@ -290,11 +311,14 @@ class World:
         self.boot()
 
     def check_alive(self) -> None:
-        """Start the engine again if a full disk has ended it; raise any other error."""
+        """Start the engine again if a full disk or a promotion has ended it; else raise its error."""
         process = self.process
         assert process is not None, "it was booted"
         error = process.error
         if error is None:
+            if not self.scheduler.alive(process):
+                self.scheduler.note("the engine has ended by itself")
+                self.boot()
             return
         if not isinstance(error, TransientError) or error.message != DISK_FULL:
             raise error

@@ -1,0 +1,52 @@
+"""How far the standbys of the source are, as its physical replication slots show.
+
+A standby that may be promoted needs such a slot, which keeps the WAL that it lacks.  Every role may
+read the view of slots, unlike the positions in ``pg_stat_replication``.
+
+Source: Postgres manual, "Logical Replication Failover", ``synchronized_standby_slots``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+import psycopg
+
+from headrace.types import Lsn, parse_lsn
+
+Connection = psycopg.Connection[Any]
+
+_REACHED: Final = """
+SELECT pg_catalog.pg_current_wal_insert_lsn()::text,
+       (SELECT min(restart_lsn)::text FROM pg_catalog.pg_replication_slots
+         WHERE slot_type = 'physical' AND NOT temporary AND restart_lsn IS NOT NULL
+           AND CASE coalesce(current_setting('synchronized_standby_slots', true), '')
+               WHEN '' THEN active
+               ELSE slot_name = ANY (regexp_split_to_array(
+                    current_setting('synchronized_standby_slots', true), '[\\s",]+')) END)
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Reached:
+    """Positions of the source and of its standbys, read at once."""
+
+    written: Lsn
+    """LSN up to which the source has written WAL."""
+    standbys: Lsn | None
+    """LSN up to which every standby that counts has it on disk; None: there is no standby."""
+
+
+def reached(conn: Connection) -> Reached:
+    """Return how far source and standbys are.
+
+    All standbys with an active slot count, or those that ``synchronized_standby_slots`` names.
+
+    Raises:
+        psycopg.Error: the connection is lost.
+    """
+    row = conn.execute(_REACHED).fetchone()
+    assert row is not None, "a SELECT without FROM has one row"
+    written, standbys = row
+    return Reached(parse_lsn(written), None if standbys is None else parse_lsn(standbys))

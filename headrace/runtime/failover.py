@@ -1,0 +1,167 @@
+"""Going on after a standby of the source was promoted, without filling views anew.
+
+The new timeline has the same changes as the old one up to the switch point.  So everything stored
+here that stems from changes before it is still true, and all else is discarded:
+
+    look  ─► the source is on a new timeline: the switch is stored, and the process ends
+    apply ─► the next process discards batches after the switch, before it loads anything
+
+The views then begin at their checkpoints, as after a kill.  Result tables were replicated too, and
+may have lost their last commits.  A state must not be ahead of its table, so checkpoints wait for
+the standbys (``standby_waits.py``).
+
+* Invariant 1: batches after the switch point never meet a view: neither records, nor the intake
+  log, nor the output of a shared subplan.  Their txids are used again.
+* Invariant 2: only a view whose state, or whose table, does not fit is filled anew (``Loading``).
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+import structlog
+
+from headrace.errors import ContinuityLost, HeadraceError
+from headrace.postgres import slot as setup
+from headrace.postgres import timeline
+from headrace.postgres.timeline import Identity
+from headrace.runtime import positions
+from headrace.runtime.engine_state import EngineState
+from headrace.runtime.intake_log import IntakeLog
+from headrace.runtime.positions import BatchRecord, Meta, Position
+from headrace.state.rocks import RocksDatabase
+from headrace.storage.manager import Storage
+from headrace.types import format_lsn
+
+_log = structlog.get_logger(__name__)
+
+_NAME: Final = "headrace stream"
+_SWITCH: Final = b"switch"
+_PROVED: Final = b"proved"
+
+
+class _Switch(msgspec.Struct):
+    """A switch that is to be applied."""
+
+    system_id: str
+    timeline: int
+    lsn: int
+    """The switch point."""
+    slot: str
+
+
+class SwitchStored(HeadraceError):
+    """The process must end, and begin anew on the new timeline."""
+
+    sqlstate = "57P01"
+
+
+def look(state: EngineState) -> None:
+    """Do nothing if the source is on the timeline of all positions; else store the switch.
+
+    The first time, that timeline is stored.
+
+    Raises:
+        SwitchStored: the source has switched, and the engine must start again.
+        ContinuityLost: it is another server, or has no slot from before the switch.
+        TransientError: it cannot be reached.
+    """
+    expected, settings = state.identity, state.settings
+    meta: Meta = {}
+    if expected is None:
+        state.identity = timeline.current(settings.source, _NAME)
+        positions.put_source(meta, state.identity, settings.slot_name)
+        state.db.put_meta(meta, sync=True)
+        return
+    found = timeline.switch_point(settings.source, expected, _NAME)
+    if found is None:
+        return
+    who, lsn = found
+    if setup.slot_state(state.owner.conn, settings.slot_name) is None:
+        raise ContinuityLost(
+            f'the promoted server does not have slot "{settings.slot_name}"',
+            detail=f"It left timeline {expected.timeline} at {format_lsn(lsn)}. The slot was not"
+            " synchronised to it before.",
+            hint="See headrace check for what a standby needs (Postgres 17 or later).",
+        )
+    meta[_SWITCH] = msgspec.json.encode(
+        _Switch(who.system_id, who.timeline, lsn, settings.slot_name)
+    )
+    state.db.put_meta(meta, sync=True)
+    raise SwitchStored(
+        f"the source has switched from timeline {expected.timeline} to {who.timeline}"
+        f" at {format_lsn(lsn)}"
+    )
+
+
+def apply(db: RocksDatabase, queues: Storage) -> None:
+    """Discard the batches after a stored switch, if there is one.
+
+    Raises:
+        TransientError: the disk refuses.
+    """
+    value = db.get_meta(_SWITCH)
+    if value is None:
+        return
+    switch = msgspec.json.decode(value, type=_Switch)
+    records, position = positions.records(db), positions.get_position(db) or Position(0, 0)
+    gone = sorted(txid for txid, record in records.items() if record.end_lsn > switch.lsn)
+    last = gone[0] - 1 if gone else records.last
+    following = records[gone[0]] if gone else None
+    meta: Meta = {}
+    for txid in gone:
+        positions.drop_record(meta, txid)
+    begin = IntakeLog.cut(db, queues, meta, last, _end(following, switch.lsn))
+    positions.put_position(meta, _before(position, last, following, switch.lsn))
+    positions.put_confirmed(meta, min(positions.get_confirmed(db), switch.lsn))
+    for job, hold in positions.pins(db).items():
+        if hold.txid > last or hold.lsn > switch.lsn:
+            positions.put_hold(meta, job, None)
+    if not proved(db):
+        # Another worker's states may be ahead of the switch, and it is not here to be asked.
+        positions.new_lineage(meta)
+    positions.put_source(meta, Identity(switch.system_id, switch.timeline), switch.slot)
+    meta[_SWITCH] = None
+    queues.sync()
+    db.put_meta(meta, sync=True)
+    _log.info(
+        "timeline switched",
+        timeline=switch.timeline,
+        at=format_lsn(switch.lsn),
+        last_txid=last,
+        batches_gone=len(gone),
+        log_begins=begin,
+    )
+
+
+def _end(following: BatchRecord | None, switch: int) -> int:
+    """Return where the changes after the last batch before the switch begin, or a lower LSN."""
+    return switch if following is None else min(following.start_lsn, switch)
+
+
+def _before(position: Position, last: int, following: BatchRecord | None, switch: int) -> Position:
+    """Return ``position``, or an earlier one that is not after the switch."""
+    if position.txid <= last:
+        # The idle time that it counts is idle on both timelines up to the switch.
+        return Position(position.txid, min(position.lsn, switch))
+    return Position(last, _end(following, switch))
+
+
+# --- whether checkpoints are proved
+
+
+def prove(meta: Meta) -> None:
+    """Add to a checkpoint that all its result rows are on the standbys."""
+    meta[_PROVED] = b"1"
+
+
+def doubt(db: RocksDatabase) -> None:
+    """Record that a checkpoint is about to be written that may be ahead of the standbys."""
+    if proved(db):
+        db.put_meta({_PROVED: None}, sync=True)
+
+
+def proved(db: RocksDatabase) -> bool:
+    """Return whether the last checkpoint is not ahead of any standby."""
+    return db.get_meta(_PROVED) is not None
