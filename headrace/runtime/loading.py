@@ -427,6 +427,12 @@ class Loading:
         """Return why a view's positions forbid it to run, or None."""
         state = self._state
         assert view.progress is not None, "it was just taken over"
+        if any(unit.mark.txid >= state.next_txid for unit in state.units_of(view)):
+            return ContinuityLost(
+                "the promoted server lacks changes that the view's state has",
+                detail="A checkpoint was written before a standby had them.",
+                hint=RESYNC,
+            )
         if view.progress.txid < view.mark.sink_txid:
             # Sink commit precedes checkpoint, so the database was restored from a backup.
             return ContinuityLost(

@@ -85,13 +85,10 @@ class StandbyWaits:
             psycopg.Error: it is lost.
         """
         found = self._judge(standbys.reached(self._state.owner.conn))
-        waited_s = clock.monotonic() - self._began
-        if found is not Proof.WAITING or waited_s < (_HURRIED_S if hurried else _WAIT_S):
+        if found is not Proof.WAITING or not self.late(hurried=hurried):
             return found
         if not self._lagging:
-            _log.warning(
-                "a standby lags, and no checkpoint waits for it", after_s=round(waited_s, 1)
-            )
+            _log.warning("a standby lags, and no checkpoint waits for it any more")
         self._lagging = True
         return Proof.NONE
 

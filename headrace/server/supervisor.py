@@ -1,7 +1,7 @@
 """Keeps the workers and the builder running, and the control connections to them.
 
 A dead child is restarted after a back-off that grows from 0.2 s to 5 s; it starts over once a child
-has lived for ten seconds.  Children are forked by the fork server (``ForkServer``), and end with it
+has lived for ten seconds, or has ended by itself to be started again.  Children are forked by the fork server (``ForkServer``), and end with it
 when this process dies.
 """
 
@@ -131,7 +131,9 @@ class Child:
                 _log.warning("child not usable", child=self.name, reason=str(error))
             finally:
                 await self._down()
-            if clock.monotonic() - began > HEALTHY_S:
+            process = self._process
+            asked = process is not None and process.returncode == 0
+            if clock.monotonic() - began > HEALTHY_S or asked:
                 delay = BACKOFF_S_MIN
             if self._stopping:
                 return

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Self
 
@@ -18,6 +18,7 @@ from psycopg.conninfo import conninfo_to_dict
 from headrace.errors import TransientError
 from headrace.process.admission import tune
 from headrace.server.messages import SSL_REQUEST
+from headrace.server.route import Route
 
 CONNECT_TIMEOUT_S: Final = 10.0
 ALPN: Final = "postgresql"
@@ -35,6 +36,8 @@ class SourceAddress:
     """TLS from the first byte on (sslnegotiation=direct)."""
     pinned: bool = False
     """Whether the source must speak TLS, regardless of sslmode, because it has done so."""
+    route: Route | None = field(default=None, compare=False)
+    """Finds the one to take, where ``target_session_attrs`` decides."""
 
     @classmethod
     def of(cls, dsn: str) -> Self:
@@ -50,11 +53,13 @@ class SourceAddress:
         ports = (values.get("port") or "5432").split(",")
         ports = ports * len(hosts) if len(ports) == 1 else ports
         addresses = tuple((host, int(port)) for host, port in zip(hosts, ports, strict=True))
+        chosen = len(addresses) > 1 and values.get("target_session_attrs", "any") != "any"
         return cls(
             addresses,
             values.get("sslmode") or "prefer",
             values.get("sslrootcert", ""),
             values.get("sslnegotiation") == "direct",
+            route=Route(dsn) if chosen else None,
         )
 
     async def open(self, protocol: asyncio.Protocol) -> tuple[asyncio.WriteTransport, bool]:
@@ -64,12 +69,15 @@ class SourceAddress:
             TransientError: no address answers.
         """
         problems: list[str] = []
-        for host, port in self.addresses:
+        addresses = self.addresses if self.route is None else (await self.route.find(),)
+        for host, port in addresses:
             try:
                 async with asyncio.timeout(CONNECT_TIMEOUT_S):
                     return await self._open(protocol, host, port)
             except (OSError, ssl.SSLError, asyncio.IncompleteReadError) as error:
                 problems.append(f"{host}:{port}: {error or type(error).__name__}")
+        if self.route is not None:
+            self.route.forget()
         raise TransientError(
             "could not connect to the source database", detail="; ".join(problems) + "."
         )

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import signal
 import subprocess
 import tempfile
 from pathlib import Path
@@ -32,6 +34,8 @@ class Pair:
         self.folder = Path(tempfile.mkdtemp(prefix="headrace-pair-"))
         account().take(self.folder)
         self._made = 0
+        self._stalled: int | None = None
+        """The process of the standby that receives WAL, if it was stopped."""
         self.primary = self._server()
         self.primary.start()
         self.standby: EmbeddedPostgres | None = None
@@ -89,6 +93,14 @@ class Pair:
         if standby.port not in self.ports:
             self.ports.append(standby.port)
 
+    def renew(self) -> None:
+        """Add a standby if there is none, and let nothing wait for it."""
+        if self.standby is None:
+            self.add_standby()
+        with self.connect() as conn:
+            conn.execute("ALTER SYSTEM RESET synchronized_standby_slots")
+            conn.execute("SELECT pg_reload_conf()")
+
     def guard(self) -> None:
         """Let logical decoding wait for the standby (synchronized_standby_slots)."""
         with self.connect() as conn:
@@ -111,6 +123,14 @@ class Pair:
 
             wait_until(ready, lambda: conn.execute("SELECT * FROM pg_replication_slots").fetchall())
 
+    def stall(self) -> None:
+        """Let the standby receive nothing more, so that a promotion loses the last commits."""
+        assert self.standby is not None, "it was added"
+        with psycopg.connect(self.standby.dsn(), autocommit=True) as conn:
+            [(pid,)] = conn.execute("SELECT pid FROM pg_stat_wal_receiver").fetchall()
+        os.kill(pid, signal.SIGSTOP)
+        self._stalled = pid
+
     def promote(self, *, kill: bool) -> None:
         """Let the standby take over; ``kill``: the primary dies first, else it is shut down."""
         assert self.standby is not None, "it was added"
@@ -119,6 +139,11 @@ class Pair:
             old.kill()
         else:
             old.stop("fast")
+        if self._stalled is not None:
+            # In this order: it ends before it reads what has arrived meanwhile.
+            os.kill(self._stalled, signal.SIGTERM)
+            os.kill(self._stalled, signal.SIGCONT)
+            self._stalled = None
         with psycopg.connect(new.dsn(), autocommit=True) as conn:
             assert conn.execute("SELECT pg_promote(true, 60)").fetchone() == (True,)
         self.primary, self.standby = new, None

@@ -1,0 +1,58 @@
+"""Which of the source's addresses is the one that ``target_session_attrs`` asks for.
+
+A relayed session logs in as its client, so only the source's answer to that login would say whether
+the server is a primary.  The engine asks beforehand, with a connection of its own.
+
+Source: Postgres manual, "Database Connection Control Functions".
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Final
+
+import psycopg
+
+from headrace import clock
+from headrace.errors import TransientError
+from headrace.postgres import connect
+
+_FRESH_S: Final = 1.0
+"""Seconds for which an answer counts: servers change their roles rarely, but at any time."""
+
+
+class Route:
+    """The address of the server that libpq would choose; for one event loop."""
+
+    def __init__(self, dsn: str) -> None:
+        """Create it for a DSN with several addresses."""
+        self._dsn: Final = dsn
+        self._asking: Final = asyncio.Lock()
+        self._found: tuple[str, int] | None = None
+        self._until = 0.0
+
+    async def find(self) -> tuple[str, int]:
+        """Return the address, or the directory of its socket, and the port.
+
+        Raises:
+            TransientError: no server is as asked for now.
+        """
+        async with self._asking:
+            if self._found is None or clock.monotonic() >= self._until:
+                self._found = await self._ask()
+                self._until = clock.monotonic() + _FRESH_S
+            return self._found
+
+    def forget(self) -> None:
+        """Ask again next time: the address does not answer."""
+        self._found = None
+
+    async def _ask(self) -> tuple[str, int]:
+        try:
+            conn = await connect.async_session(self._dsn, name="headrace route")
+        except psycopg.Error as error:
+            raise TransientError(
+                "could not connect to the source database", detail=f"{str(error).strip()}."
+            ) from error
+        async with conn:
+            return conn.info.host, conn.info.port

@@ -1,0 +1,288 @@
+"""Views go on after the promotion of a standby, and none is filled anew.
+
+Each seed has its own database and engine, and its own trouble around the promotion. To run one:
+``pytest tests/failover -k seed7``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import statistics
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from headrace.embedded.engine import EmbeddedEngine
+from tests.compared import differs
+from tests.conftest import TOLD
+from tests.failover.pair import Pair
+from tests.waiting import at_any_moment, time_passes, wait_until
+
+SEEDS = 100
+QUICK = 10
+"""Seeds of `make test`."""
+SCHEMA = """
+CREATE TABLE orders (id int PRIMARY KEY, customer int, item int, amount numeric(10, 2));
+CREATE TABLE customers (id int PRIMARY KEY, region text);
+INSERT INTO customers SELECT i, 'r' || i % 4 FROM generate_series(1, 40) i;
+INSERT INTO orders SELECT i, 1 + i % 40, i % 9, i FROM generate_series(1, 400) i;
+"""
+VIEWS = {
+    "totals": "SELECT customer, count(*) AS n, sum(amount) AS total FROM orders GROUP BY customer",
+    "regions": "SELECT c.region, count(*) AS n, max(o.amount) AS most FROM orders o"
+    " JOIN customers c ON c.id = o.customer GROUP BY c.region",
+    "averages": "SELECT c.region, avg(o.amount) AS mean FROM orders o"
+    " JOIN customers c ON c.id = o.customer GROUP BY c.region",
+    "large": "SELECT id, amount FROM orders WHERE amount > 200",
+    "ranks": "SELECT id, item, row_number() OVER (PARTITION BY item ORDER BY amount, id) AS place"
+    " FROM orders",
+}
+LATE_S: list[float] = []
+"""Seconds from each promotion until all views showed a row written after it."""
+
+
+@pytest.fixture(scope="module")
+def pair() -> Iterator[Pair]:
+    made = Pair()
+    yield made
+    made.close()
+
+
+class Writer:
+    """Writes to the primary, whichever server that is, until it is stopped."""
+
+    def __init__(self, dsn: str, rng: random.Random) -> None:
+        self._dsn, self._rng = dsn, rng
+        self._stop = threading.Event()
+        self.written = 0
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def _run(self) -> None:
+        while not self._stop.is_set():
+            with contextlib.suppress(psycopg.Error), connect(self._dsn) as conn:
+                while not self._stop.wait(self._rng.choice((0.0, 0.002, 0.01))):
+                    self._write(conn)
+                    self.written += 1
+
+    def _write(self, conn: psycopg.Connection) -> None:
+        rng = self._rng
+        with conn.transaction():
+            for _ in range(rng.choice((1, 1, 1, 5, 40))):
+                i, amount = rng.randint(1, 900), rng.randint(1, 400)
+                conn.execute(
+                    "INSERT INTO orders VALUES (%s, %s, %s, %s) ON CONFLICT (id) DO UPDATE"
+                    " SET amount = excluded.amount, customer = excluded.customer",
+                    (i, rng.randint(1, 40), i % 9, amount),
+                )
+            if rng.random() < 0.2:
+                conn.execute("DELETE FROM orders WHERE id = %s", (rng.randint(1, 900),))
+
+    def stop(self) -> None:
+        self._stop.set()
+        self._thread.join()
+
+
+def connect(dsn: str) -> psycopg.Connection:
+    return psycopg.connect(dsn, autocommit=True, prepare_threshold=None)
+
+
+class Drill:
+    """One database and engine on a pair of servers."""
+
+    def __init__(self, pair: Pair, name: str, folder: Path, **env: str) -> None:
+        self.pair, self.name = pair, name
+        self.slot = f"headrace_{name}"
+        with pair.connect() as conn:
+            conn.execute(f"CREATE DATABASE {name}")
+        with pair.connect(name) as conn:
+            conn.execute(SCHEMA)
+        given = {
+            "HEADRACE_SLOT_NAME": self.slot,
+            "HEADRACE_SPARK_WARM": "false",
+            "HEADRACE_CHECKPOINT_INTERVAL_MS": "100",
+        }
+        self.engine = EmbeddedEngine(pair.dsn(name), folder / "engine", env=given | env)
+
+    def open(self, **options: str) -> dict[str, int]:
+        """Start the engine and create the views; return their ids."""
+        self.engine.start()
+        with connect(self.engine.dsn) as conn:
+            for view, query in VIEWS.items():
+                given = '{"placement": "w1"}' if options.get(view) else "{}"
+                conn.execute(f"CALL headrace.create_view('{view}', $q${query}$q$, '{given}')")
+        return self.ids()
+
+    def ids(self) -> dict[str, int]:
+        with self.pair.connect(self.name) as conn:
+            return dict(conn.execute("SELECT view_name, id FROM headrace.views").fetchall())
+
+    def wrong(self) -> list[str]:
+        """Return the differences between views and their queries, and views that do not run."""
+        with self.pair.connect(self.name) as conn:
+            found = [line for view, query in VIEWS.items() for line in differs(conn, view, query)]
+            rows = conn.execute(
+                "SELECT view_name, status, headrace.view_message(id) FROM headrace.views"
+                " WHERE status <> 'running'"
+            ).fetchall()
+        return found[:5] + [str(row) for row in rows]
+
+    def equal(self) -> None:
+        """Wait until every view runs and equals its query."""
+        wait_until(lambda: not self.wrong(), self.wrong, every_s=0.05)
+
+    def close(self) -> None:
+        self.engine.kill9()
+        with contextlib.suppress(psycopg.Error), self.pair.connect() as conn:
+            conn.execute(f"DROP DATABASE {self.name} WITH (FORCE)")
+            conn.execute(
+                "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots"
+                " WHERE database = %s",
+                (self.name,),
+            )
+
+
+@contextlib.contextmanager
+def drill(pair: Pair, name: str, folder: Path, **env: str) -> Iterator[Drill]:
+    pair.renew()
+    made = Drill(pair, name, folder, **env)
+    try:
+        yield made
+    except BaseException:
+        print(made.engine.log[-20_000:])
+        raise
+    finally:
+        made.close()
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    "seed",
+    [
+        pytest.param(n, id=f"seed{n}", marks=[pytest.mark.slow] if n > QUICK else [])
+        for n in range(1, SEEDS + 1)
+    ],
+)
+def test_no_view_is_filled_anew(pair, tmp_path, record_property, seed):
+    rng = random.Random(seed)
+    env = {
+        "HEADRACE_WAL_RETENTION": rng.choice(("local", "local", "source")),
+        "HEADRACE_BATCH_INTERVAL_MS": str(rng.choice((2, 50))),
+        "HEADRACE_CHECKPOINT_TXIDS": str(rng.choice((5, 100))),
+    }
+    with drill(pair, f"seed{seed}", tmp_path, **env) as made:
+        ids = made.open()
+        paused = rng.random() < 0.3
+        if paused:
+            with connect(made.engine.dsn) as conn:
+                conn.execute("CALL headrace.pause_view('large')")
+        pair.wait_synchronised(made.slot)
+        if rng.random() < 0.5:
+            pair.guard()
+        writer = Writer(pair.dsn(made.name), rng)
+        try:
+            wait_until(lambda: writer.written > 50, "it writes")
+            at_any_moment(rng, 0.0, 0.5)
+            kill = rng.random() < 0.7
+            if kill and rng.random() < 0.5:
+                # The last commits, of the writer and of the sink, never arrive.
+                pair.stall()
+                at_any_moment(rng, 0.0, 1.0)
+            killed = rng.random() < 0.3
+            if killed:
+                made.engine.kill9()
+            pair.promote(kill=kill)
+            promoted = time.monotonic()
+            if killed:
+                made.engine.start()
+            with pair.connect(made.name) as conn:
+                conn.execute("INSERT INTO orders VALUES (1000, 1, 1, 390)")
+
+                def shown() -> bool:
+                    query = "SELECT count(*) FROM ranks WHERE id = 1000"
+                    return conn.execute(query).fetchone() == (1,)
+
+                wait_until(shown, lambda: (made.wrong(), made.ids()))
+                LATE_S.append(time.monotonic() - promoted)
+        finally:
+            writer.stop()
+        if paused:
+            with connect(made.engine.dsn) as conn:
+                conn.execute("CALL headrace.resume_view('large')")
+        made.equal()
+        assert made.ids() == ids, "no view was filled anew"
+    record_property(
+        TOLD,
+        f"views fresh {statistics.median(LATE_S):.1f} s after a promotion (median of {len(LATE_S)},"
+        f" at most {max(LATE_S):.1f} s)",
+    )
+
+
+@pytest.mark.timeout(300)
+def test_a_standby_that_lags_too_long_costs_a_refill_and_no_row(pair, tmp_path):
+    """Nothing proves that the checkpoints are not ahead; then views are filled anew, and say why."""
+    with drill(pair, "lagging", tmp_path) as made:
+        ids = made.open()
+        pair.wait_synchronised(made.slot)
+        pair.stall()
+        writer = Writer(pair.dsn(made.name), random.Random(1))
+        try:
+            told = "no checkpoint waits for it any more"
+            wait_until(lambda: told in made.engine.log, "the wait is given up")
+            time_passes(1.0)  # for the checkpoint
+            pair.promote(kill=True)
+        finally:
+            writer.stop()
+        with pair.connect(made.name) as conn:
+            conn.execute("INSERT INTO orders VALUES (1000, 1, 1, 390)")
+        wait_until(lambda: made.ids() != ids, "a view is filled anew")
+        made.equal()
+        assert "the promoted server lacks changes" in made.engine.log
+
+
+@pytest.mark.timeout(300)
+def test_a_slot_that_the_standby_lacks_is_named(pair, tmp_path):
+    with drill(pair, "lacking", tmp_path, HEADRACE_SLOT_FAILOVER="false") as made:
+        ids = made.open()
+        made.equal()
+        pair.promote(kill=True)
+        wait_until(lambda: set(made.ids().values()).isdisjoint(ids.values()), "all are filled anew")
+        made.equal()
+        assert f'the promoted server does not have slot \\"{made.slot}\\"' in made.engine.log
+
+
+@pytest.mark.timeout(300)
+def test_an_older_slot_is_copied_from_the_next_start_on(pair, tmp_path):
+    with drill(pair, "older", tmp_path, HEADRACE_SLOT_FAILOVER="false") as made:
+        ids = made.open()
+        made.engine.stop()
+        made.engine.env["HEADRACE_SLOT_FAILOVER"] = "true"
+        made.engine.start()
+        pair.wait_synchronised(made.slot)
+        pair.promote(kill=True)
+        with pair.connect(made.name) as conn:
+            conn.execute("INSERT INTO orders VALUES (1000, 1, 1, 390)")
+        made.equal()
+        assert made.ids() == ids
+
+
+@pytest.mark.timeout(300)
+def test_a_primary_that_waits_for_a_standby_loses_nothing(pair, tmp_path):
+    """The server warns within the stream, which once counted as a loss."""
+    with drill(pair, "waiting", tmp_path) as made:
+        ids = made.open()
+        pair.wait_synchronised(made.slot)
+        pair.guard()
+        pair.standby.stop()
+        with pair.connect(made.name) as conn:
+            conn.execute("INSERT INTO orders VALUES (1000, 1, 1, 390)")
+        wait_until(lambda: "the source waits for a standby" in made.engine.log, "it is logged")
+        assert made.wrong(), "the change has not been sent"
+        pair.standby.start()
+        made.equal()
+        assert made.ids() == ids
