@@ -29,7 +29,7 @@ SELECT pg_catalog.pg_current_wal_insert_lsn()::text,
 
 
 @dataclass(frozen=True, slots=True)
-class Reached:
+class ReplicationProgress:
     """Positions of the source and of its standbys, read at once."""
 
     written: Lsn
@@ -38,7 +38,7 @@ class Reached:
     """LSN up to which every standby that counts has it on disk; None: there is no standby."""
 
 
-def reached(conn: Connection) -> Reached:
+def progress(conn: Connection) -> ReplicationProgress:
     """Return how far source and standbys are.
 
     All standbys with an active slot count, or those that ``synchronized_standby_slots`` names.
@@ -49,4 +49,6 @@ def reached(conn: Connection) -> Reached:
     row = conn.execute(_REACHED).fetchone()
     assert row is not None, "a SELECT without FROM has one row"
     written, standbys = row
-    return Reached(parse_lsn(written), None if standbys is None else parse_lsn(standbys))
+    return ReplicationProgress(
+        parse_lsn(written), None if standbys is None else parse_lsn(standbys)
+    )

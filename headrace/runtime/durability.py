@@ -23,8 +23,8 @@ from headrace.runtime.checkpoints import Durable, Promise
 from headrace.runtime.engine_state import EngineState
 from headrace.runtime.positions import Position
 from headrace.runtime.queue_priority import QueuePriorities
+from headrace.runtime.replication_wait import Replication, ReplicationWait
 from headrace.runtime.shared import Shared
-from headrace.runtime.standby_waits import Proof, StandbyWaits
 
 _log = structlog.get_logger(__name__)
 
@@ -44,7 +44,7 @@ class Durability:
         self._check_at = 0.0
         self._asked = 0
         self.urgency: Final = QueuePriorities(state)
-        self._standbys: Final = StandbyWaits(state)
+        self._standbys: Final = ReplicationWait(state)
 
     def step(self, stream: Stream) -> float:
         """Do what is due; return when to call again, on the monotonic clock."""
@@ -131,10 +131,10 @@ class Durability:
         state = self._state
         if not state.checkpoints.held or clock.monotonic() < self._standbys.due:
             return
-        proof = self._standbys.look(hurried=hurried)
-        if proof is Proof.WAITING:
+        found = self._standbys.poll(hurried=hurried)
+        if found is Replication.BEHIND:
             return
-        state.checkpoints.release(self._proven(proof))
+        state.checkpoints.release(self._replicated(found))
 
     def trim(self, subplans: Iterable[Shared]) -> None:
         """Drop the output of these shared subplans that no reader needs any more."""
@@ -219,7 +219,7 @@ class Durability:
         # The rows of the marks that it has were written before this question.
         self._begin(self._standbys.begin())
 
-    def _begin(self, proof: Proof) -> None:
+    def _begin(self, standbys: Replication) -> None:
         faults.point(faults.BEFORE_CHECKPOINT)
         state = self._state
         left_out = self._left_out()
@@ -228,18 +228,21 @@ class Durability:
         for host in state.hosts.values():
             host.large = False
         promise = Promise(state.position, self._promise())
-        held = proof is Proof.WAITING
-        meta = {} if held else self._proven(proof)
+        held = standbys is Replication.BEHIND
+        meta = {} if held else self._replicated(standbys)
         state.retained.note(meta)  # it has everything promised, and is synced before
         state.checkpoints.begin(state.db, state.queues, units, promise, meta, held=held)
 
-    def _proven(self, proof: Proof) -> positions.Meta:
-        """Return what a checkpoint says of its proof; record before it that there is none."""
+    def _replicated(self, standbys: Replication) -> positions.Meta:
+        """Return metadata for a checkpoint: whether it is on the standbys.
+
+        If that is not known, forget before the checkpoint that the last one was.
+        """
         meta: positions.Meta = {}
-        if proof is Proof.FULL:
-            failover.prove(meta)
+        if standbys is Replication.COMPLETE:
+            failover.put_replicated(meta)
         else:
-            failover.doubt(self._state.db)
+            failover.clear_replicated(self._state.db)
         return meta
 
     def _take(self, what: Durable) -> None:

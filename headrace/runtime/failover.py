@@ -1,14 +1,14 @@
 """Going on after a standby of the source was promoted, without filling views anew.
 
-The new timeline has the same changes as the old one up to the switch point.  So everything stored
-here that stems from changes before it is still true, and all else is discarded:
+The new timeline has the same changes as the old one up to the switch point.  So all data here
+that comes from changes before it stays valid, and all other data is discarded:
 
-    look  ─► the source is on a new timeline: the switch is stored, and the process ends
-    apply ─► the next process discards batches after the switch, before it loads anything
+    check_timeline ─► the source is on a new timeline: store the switch, end the process
+    apply_switch   ─► the next process discards batches after the switch before it loads anything
 
 The views then begin at their checkpoints, as after a kill.  Result tables were replicated too, and
 may have lost their last commits.  A state must not be ahead of its table, so checkpoints wait for
-the standbys (``standby_waits.py``).
+the standbys (``replication_wait.py``).
 
 * Invariant 1: batches after the switch point never meet a view: neither records, nor the intake
   log, nor the output of a shared subplan.  Their txids are used again.
@@ -38,7 +38,7 @@ _log = structlog.get_logger(__name__)
 
 _NAME: Final = "headrace stream"
 _SWITCH: Final = b"switch"
-_PROVED: Final = b"proved"
+_REPLICATED: Final = b"replicated"
 
 
 class _Switch(msgspec.Struct):
@@ -57,7 +57,7 @@ class SwitchStored(HeadraceError):
     sqlstate = "57P01"
 
 
-def look(state: EngineState) -> None:
+def check_timeline(state: EngineState) -> None:
     """Do nothing if the source is on the timeline of all positions; else store the switch.
 
     The first time, that timeline is stored.
@@ -95,7 +95,7 @@ def look(state: EngineState) -> None:
     )
 
 
-def apply(db: RocksDatabase, queues: Storage) -> None:
+def apply_switch(db: RocksDatabase, queues: Storage) -> None:
     """Discard the batches after a stored switch, if there is one.
 
     Raises:
@@ -118,7 +118,7 @@ def apply(db: RocksDatabase, queues: Storage) -> None:
     for job, hold in positions.pins(db).items():
         if hold.txid > last or hold.lsn > switch.lsn:
             positions.put_hold(meta, job, None)
-    if not proved(db):
+    if not is_replicated(db):
         # Another worker's states may be ahead of the switch, and it is not here to be asked.
         positions.new_lineage(meta)
     positions.put_source(meta, Identity(switch.system_id, switch.timeline), switch.slot)
@@ -148,20 +148,20 @@ def _before(position: Position, last: int, following: BatchRecord | None, switch
     return Position(last, _end(following, switch))
 
 
-# --- whether checkpoints are proved
+# --- replicated checkpoints
 
 
-def prove(meta: Meta) -> None:
+def put_replicated(meta: Meta) -> None:
     """Add to a checkpoint that all its result rows are on the standbys."""
-    meta[_PROVED] = b"1"
+    meta[_REPLICATED] = b"1"
 
 
-def doubt(db: RocksDatabase) -> None:
-    """Record that a checkpoint is about to be written that may be ahead of the standbys."""
-    if proved(db):
-        db.put_meta({_PROVED: None}, sync=True)
+def clear_replicated(db: RocksDatabase) -> None:
+    """Record that the next checkpoint may be ahead of the standbys."""
+    if is_replicated(db):
+        db.put_meta({_REPLICATED: None}, sync=True)
 
 
-def proved(db: RocksDatabase) -> bool:
+def is_replicated(db: RocksDatabase) -> bool:
     """Return whether the last checkpoint is not ahead of any standby."""
-    return db.get_meta(_PROVED) is not None
+    return db.get_meta(_REPLICATED) is not None

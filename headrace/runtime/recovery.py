@@ -60,7 +60,7 @@ class Recovery:
                 state.settings.queue_block_bytes,
                 state.settings.memory.queues,
             )
-        failover.apply(state.db, state.storage)
+        failover.apply_switch(state.db, state.storage)
         state.lineage = _lineage(state.db)
         state.records = positions.records(state.db)
         state.holds.load(state.db)
@@ -81,11 +81,11 @@ class Recovery:
         state = self._state
         if state.connections is None:
             self._connect()
-            failover.look(state)
+            failover.check_timeline(state)
             self._adopt_source()
             self._loading.load()
         elif state.identity is None:  # the last one was given up
-            failover.look(state)
+            failover.check_timeline(state)
         for unit in state.units:
             unit.reset()
         if state.retained.local:

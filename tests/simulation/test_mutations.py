@@ -10,7 +10,7 @@ from headrace.runtime import failover, insight, positions
 from headrace.runtime.durability import Durability
 from headrace.runtime.intake_log import IntakeLog
 from headrace.runtime.jobs import Jobs
-from headrace.runtime.standby_waits import Proof, StandbyWaits
+from headrace.runtime.replication_wait import Replication, ReplicationWait
 from headrace.runtime.writing import SinkThread
 from headrace.sql.status import CursorState
 from headrace.state.rocks import RocksDatabase
@@ -83,7 +83,7 @@ def use_blocks_again_at_once(patch: pytest.MonkeyPatch) -> None:
 
 def checkpoint_before_the_standbys(patch: pytest.MonkeyPatch) -> None:
     """Write checkpoints whose result rows a promotion may undo."""
-    patch.setattr(StandbyWaits, "begin", lambda _: Proof.FULL)
+    patch.setattr(ReplicationWait, "begin", lambda _: Replication.COMPLETE)
 
 
 def keep_batches_after_the_switch(patch: pytest.MonkeyPatch) -> None:
@@ -97,7 +97,7 @@ def keep_batches_after_the_switch(patch: pytest.MonkeyPatch) -> None:
             positions.put_source(meta, Identity(found.system_id, found.timeline), found.slot)
             db.put_meta(meta, sync=True)
 
-    patch.setattr(failover, "apply", apply)
+    patch.setattr(failover, "apply_switch", apply)
 
 
 MUTATIONS = [
