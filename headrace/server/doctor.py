@@ -22,7 +22,7 @@ from headrace.errors import HeadraceError, PrerequisiteError
 from headrace.postgres import connect
 from headrace.postgres import slot as setup
 from headrace.process import password_files, rpc, secret_files
-from headrace.server import traces
+from headrace.server import standby_check, traces
 from headrace.sql import install
 from headrace.state import formats
 
@@ -194,11 +194,14 @@ def _database(conn: Connection, settings: Settings) -> Iterator[Finding]:
     shown = f"Postgres {version // 10_000}.{version % 10_000}"
     well = f"{shown}, wal_level logical, a slot free, replication allowed"
     yield from _each("server", well, setup.preflight(conn, settings))
+    yield _login(conn, settings)
     yield _create(conn)
     yield from _each(
         "schema headrace", "of the engine's role, or does not exist yet", install.hindrances(conn)
     )
     yield _slot(conn, settings)
+    for found, warning in standby_check.findings(conn, settings):
+        yield Finding("failover", found, warning=warning)
     yield _senders(conn)
     yield _tables(conn)
     yield _clock(conn)
@@ -210,6 +213,22 @@ def _each(name: str, well: str, problems: Sequence[HeadraceError]) -> Iterator[F
         yield Finding(name, well)
     for problem in problems:
         yield Finding(name, problem=problem)
+
+
+def _login(conn: Connection, settings: Settings) -> Finding:
+    """Warn if the source would let clients in without authentication: they are refused."""
+    if conn.pgconn.used_password:
+        return Finding("logins", "the source asks for a password")
+    if conn.info.get_parameters().get("sslcert"):
+        return Finding("logins", "with the engine's certificate")
+    if settings.allow_trust:
+        return Finding("logins", "without authentication (allow_trust)")
+    return Finding(
+        "logins",
+        "the source asks for no password",
+        warning="Clients of the port would be refused (28000): require a password in pg_hba.conf of the"
+        " source, or turn on allow_trust (HEADRACE_ALLOW_TRUST=true).",
+    )
 
 
 def _create(conn: Connection) -> Finding:

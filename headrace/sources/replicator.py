@@ -27,14 +27,15 @@ from headrace.errors import ContinuityLost, FencedError, HeadraceError, Transien
 from headrace.forwarder import carried
 from headrace.forwarder.receiver import Origin, Receiver
 from headrace.kernels.pgoutput import read_begin, read_commit
-from headrace.postgres import failures
+from headrace.postgres import failures, timeline
 from headrace.postgres import identity as replica_identity
 from headrace.postgres.connect import connect
 from headrace.postgres.timeline import Identity
 from headrace.process import password_files
 from headrace.sources import remote, widths
+from headrace.sources.confirmation import Confirmation
 from headrace.sql import origins
-from headrace.types import Lsn, parse_lsn
+from headrace.types import Lsn, format_lsn, parse_lsn
 
 _log = structlog.get_logger(__name__)
 
@@ -168,8 +169,9 @@ class _Session:
             settings.spool_dir,
             settings.memory.transaction,
         )
-        identity = Identity(row.system_id, row.timeline)
+        self._confirmation = Confirmation(main)
         password_files.check(row.dsn)
+        identity = self._follow(row)
         self._ordinary = connect(row.dsn, name="headrace carrier")
         self._slot, self._published = row.slot, row.published
         try:
@@ -192,6 +194,28 @@ class _Session:
         self._told: set[int] = set()
         self._chunk: list[bytes] = []
         self._chunk_bytes = self._group_bytes = self._rows = 0
+
+    def _follow(self, row: origins.SourceRow) -> Identity:
+        """Return the source's timeline; go over to a new one that has all that was replicated.
+
+        Raises:
+            ContinuityLost: the promoted server may lack changes.
+        """
+        known = Identity(row.system_id, row.timeline)
+        found = timeline.switch_point(row.dsn, known, f"headrace carrier {row.name}")
+        if found is None:
+            return known
+        who, lsn = found
+        if self._position > lsn:
+            raise ContinuityLost(
+                "the promoted server lacks changes that were replicated",
+                detail=f"It left timeline {known.timeline} at {format_lsn(lsn)}; changes were"
+                f" replicated up to {row.position}.",
+                hint="Set synchronized_standby_slots on the source.",
+            )
+        origins.switch(self._main, row.name, who.timeline)
+        _log.info("source switched", source=row.name, timeline=who.timeline)
+        return who
 
     def wake(self) -> None:
         """Wake the loop, so that it sees a stop; for any thread."""
@@ -228,7 +252,7 @@ class _Session:
             pause = pause if urgent else _ASK_S_MIN
             every = pause if urgent else _FEEDBACK_S
             if now - last_feedback >= every:
-                receiver.feedback(self._position, ask=True)
+                receiver.feedback(self._confirmation.of(self._position), ask=True)
                 last_feedback, pause = now, min(2 * pause, _ASK_S_MAX)
             if now - checked >= _FEEDBACK_S:
                 self._check()
@@ -281,7 +305,7 @@ class _Session:
         if not self._inside:
             self._alive = Lsn(lsn)
         if ask:
-            self._receiver.feedback(self._position, ask=False)
+            self._receiver.feedback(self._confirmation.of(self._position), ask=False)
 
     def _describe(self, message: bytes) -> None:
         (oid,) = _OID.unpack_from(message, 1)
@@ -376,7 +400,7 @@ class _Session:
         if self._stopping.is_set():
             raise TransientError("told to stop")
         if hold:
-            self._receiver.feedback(self._position, ask=False)
+            self._receiver.feedback(self._confirmation.of(self._position), ask=False)
             origins.release_deserted(self._main, self._name)
 
     def _put(self, message: bytes) -> None:
@@ -416,7 +440,7 @@ class _Session:
 
     def _came(self, lsn: Lsn) -> None:
         self._position = self._end = lsn
-        self._receiver.feedback(lsn, ask=False)
+        self._receiver.feedback(self._confirmation.of(lsn), ask=False)
 
     def _look(self) -> None:
         """Read the requested position from the catalog."""

@@ -143,6 +143,11 @@ def insert(conn: Connection, row: SourceRow) -> bool:
     return True
 
 
+def switch(conn: Connection, name: str, timeline: int) -> None:
+    """Record that a source goes on on another timeline."""
+    conn.execute("UPDATE headrace.origins SET timeline = %s WHERE name = %s", (timeline, name))
+
+
 def delete(conn: Connection, name: str) -> None:
     """Delete a source and its stand-ins' rows; the tables stay."""
     conn.execute("DELETE FROM headrace.origins WHERE name = %s", (name,))

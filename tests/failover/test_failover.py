@@ -7,8 +7,11 @@ Each seed has its own database and engine, and its own trouble around the promot
 from __future__ import annotations
 
 import contextlib
+import os
 import random
 import statistics
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -21,6 +24,7 @@ from headrace.embedded.engine import EmbeddedEngine
 from tests.compared import differs
 from tests.conftest import TOLD
 from tests.failover.pair import Pair
+from tests.outside import pages
 from tests.waiting import at_any_moment, time_passes, wait_until
 
 SEEDS = 100
@@ -286,3 +290,81 @@ def test_a_primary_that_waits_for_a_standby_loses_nothing(pair, tmp_path):
         pair.standby.start()
         made.equal()
         assert made.ids() == ids
+
+
+def checked(made: Drill) -> list[str]:
+    """Return what ``headrace check`` says of failover."""
+    done = subprocess.run(
+        [sys.executable, "-m", "headrace.server.cli", "check", "--source", made.engine.source],
+        env=os.environ | made.engine.env | {"HEADRACE_DATA_DIR": str(made.engine.data_dir)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return [line for line in done.stdout.splitlines() if "failover" in line]
+
+
+@pytest.mark.timeout(300)
+def test_check_says_whether_a_standby_is_ready(pair, tmp_path):
+    with drill(pair, "checked", tmp_path) as made:
+        standby = f"127.0.0.1:{pair.standby.port}"
+        made.engine.start()
+        pair.wait_synchronised(made.slot)
+        made.engine.stop()
+        assert checked(made) == [f"✓ failover: slot {made.slot} is copied to {standby}"]
+        with connect(pair.standby.dsn()) as conn:
+            conn.execute("ALTER SYSTEM SET sync_replication_slots = off")
+            conn.execute("SELECT pg_reload_conf()")
+            wait_until(
+                lambda: conn.execute("SHOW sync_replication_slots").fetchone() == ("off",),
+                "it is set",
+            )
+            assert checked(made) == [f"! failover: {standby} does not copy slots"]
+            conn.execute("ALTER SYSTEM RESET sync_replication_slots")
+            conn.execute("SELECT pg_reload_conf()")
+        made.engine.env["HEADRACE_SLOT_FAILOVER"] = "false"
+        assert checked(made)[0] == (
+            f"! failover: slot {made.slot} is not copied to standbys: slot_failover is off"
+        )
+
+
+@pytest.mark.timeout(300)
+def test_the_statements_of_the_manual(pair):
+    """Each is executed where the page says, and has the effect that it names."""
+    page = pages.fences("high-availability", "sql")
+    on_primary, on_standby, ready = page
+    pair.renew()
+    with pair.connect() as conn:
+        conn.execute(
+            "SELECT pg_drop_replication_slot('standby_1') WHERE EXISTS"
+            " (SELECT FROM pg_replication_slots WHERE slot_name = 'standby_1')"
+        )
+        conn.execute(on_primary)
+        conn.execute(
+            "SELECT pg_create_logical_replication_slot('headrace', 'pgoutput', failover => true)"
+        )
+    with connect(pair.standby.dsn()) as conn:
+        for statement in on_standby.split(";")[:-1]:
+            conn.execute(statement)
+        wanted = "sync_replication_slots", "hot_standby_feedback", "primary_slot_name"
+        wait_until(
+            lambda: (
+                [conn.execute(f"SHOW {name}").fetchone()[0] for name in wanted]
+                == ["on", "on", "standby_1"]
+            ),
+            "they are set",
+        )
+
+        def shown() -> bool:
+            with pair.connect() as primary:
+                primary.execute("SELECT pg_log_standby_snapshot()")
+            return conn.execute(ready).fetchall() == [(True,)]
+
+        wait_until(shown, "the slot is copied")
+    with pair.connect() as conn:
+        [(active,)] = conn.execute(
+            "SELECT active FROM pg_replication_slots WHERE slot_name = 'standby_1'"
+        ).fetchall()
+        assert active, "the standby uses the slot that it was given"
+    pair.standby.destroy()
+    pair.standby = None  # the next test gets one with the usual slot
