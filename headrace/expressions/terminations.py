@@ -26,7 +26,7 @@ import structlog
 
 from headrace import clock
 from headrace.errors import LimitExceeded, SessionsTerminated
-from headrace.expressions.turns import EvaluationTurns, Loss, Replication
+from headrace.expressions.turns import EvaluationTurns, Loss, Proof
 from headrace.postgres.connect import for_values
 from headrace.process import bounds
 
@@ -232,7 +232,7 @@ class Terminations:
             if isinstance(event, Loss):
                 names = {name for name, ended in self._ended.items() if ended >= event.since}
                 self._suspected |= dict.fromkeys((*names, *self._running), until)
-            elif isinstance(event, Replication):  # the other owners are cleared
+            elif isinstance(event, Proof):  # the other owners are cleared
                 self._suspected = {event.owner: until}
 
     def _is_suspected(self, owner: str) -> bool:

@@ -47,7 +47,7 @@ class Loss(Event, frozen=True, kw_only=True):
     since: float
 
 
-class Replication(Event, frozen=True, kw_only=True):
+class Proof(Event, frozen=True, kw_only=True):
     """A statement of an owner has terminated a session."""
 
     owner: str
@@ -57,7 +57,7 @@ class Record(msgspec.Struct, frozen=True):
     """The findings of all processes."""
 
     losses: list[Loss] = []
-    proofs: list[Replication] = []
+    proofs: list[Proof] = []
     disorder: float = 0.0
     """When a statement last began or ended without a turn."""
 
@@ -234,7 +234,7 @@ class EvaluationTurns:
             known = self._read()
             others = [p for p in known.proofs if p.owner != owner]
             own = [p for p in known.proofs if p.owner == owner]
-            own = [*own, Replication(number=known.number + 1, at=at, owner=owner)][-most:]
+            own = [*own, Proof(number=known.number + 1, at=at, owner=owner)][-most:]
             kept = [proof for proof in (*others, *own) if oldest <= proof.at <= at]
             self._write(Record(known.losses, kept, known.disorder))
 

@@ -46,7 +46,7 @@ class SlotState:
     failover: bool = False
     """Whether standbys get a copy of it (Postgres 17)."""
     lost_because: str | None = None
-    """Why the server has invalidated it, in the server's word; None: it has not, or says nothing."""
+    """Why the server has invalidated it, in its own word; None: it has not, or says nothing."""
     created: bool = False
     """Whether ``ensure`` has just created it: then it cannot continue any existing state."""
 

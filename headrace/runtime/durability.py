@@ -100,7 +100,7 @@ class Durability:
     def last(self) -> None:
         """Make all commits durable as the engine ends, unless a standby lacks their result rows.
 
-        If the source does not answer, nobody knows whether one does.
+        If the source does not answer, that is not known.
         """
         checkpoints = self._state.checkpoints
         try:

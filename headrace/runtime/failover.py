@@ -26,9 +26,8 @@ from headrace.errors import ContinuityLost, HeadraceError
 from headrace.postgres import slot as setup
 from headrace.postgres import timeline
 from headrace.postgres.timeline import Identity
-from headrace.runtime import positions
+from headrace.runtime import intake_log, positions
 from headrace.runtime.engine_state import EngineState
-from headrace.runtime.intake_log import IntakeLog
 from headrace.runtime.positions import BatchRecord, Meta, Position
 from headrace.state.rocks import RocksDatabase
 from headrace.storage.manager import Storage
@@ -49,6 +48,9 @@ class _Switch(msgspec.Struct):
     lsn: int
     """The switch point."""
     slot: str
+
+
+_SWITCHES: Final = msgspec.json.Decoder(_Switch)
 
 
 class SwitchStored(HeadraceError):
@@ -104,7 +106,7 @@ def apply_switch(db: RocksDatabase, queues: Storage) -> None:
     value = db.get_meta(_SWITCH)
     if value is None:
         return
-    switch = msgspec.json.decode(value, type=_Switch)
+    switch = _SWITCHES.decode(value)
     records, position = positions.records(db), positions.get_position(db) or Position(0, 0)
     gone = sorted(txid for txid, record in records.items() if record.end_lsn > switch.lsn)
     last = gone[0] - 1 if gone else records.last
@@ -112,7 +114,7 @@ def apply_switch(db: RocksDatabase, queues: Storage) -> None:
     meta: Meta = {}
     for txid in gone:
         positions.drop_record(meta, txid)
-    begin = IntakeLog.cut(db, queues, meta, last, _end(following, switch.lsn))
+    intake_log.cut(db, queues, meta, last, _end(following, switch.lsn))
     positions.put_position(meta, _before(position, last, following, switch.lsn))
     positions.put_confirmed(meta, min(positions.get_confirmed(db), switch.lsn))
     for job, hold in positions.pins(db).items():
@@ -131,7 +133,6 @@ def apply_switch(db: RocksDatabase, queues: Storage) -> None:
         at=format_lsn(switch.lsn),
         last_txid=last,
         batches_gone=len(gone),
-        log_begins=begin,
     )
 
 

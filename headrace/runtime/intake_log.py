@@ -183,28 +183,6 @@ class IntakeLog:
             self._lsn = self._record(found.last_txid).end_lsn
         found.open(self.READER, found.base_txid)
 
-    @staticmethod
-    def cut(db: RocksDatabase, storage: Storage, meta: Meta, last: int, lsn: int) -> int:
-        """Discard the batches after txid ``last`` of a log that is not open.
-
-        The next changes begin at ``lsn``, or later.  The caller syncs the queues and writes
-        ``meta``.  Return the txid after which the log begins; 0: there is none.
-        """
-        mark = positions.get_intake_mark(db)
-        queue = storage.get(f"{_PREFIX}{mark.number}") if mark is not None and mark.lsn else None
-        if mark is None or queue is None:
-            return 0  # ``open`` sees whether it is missed
-        if queue.base_txid > last:
-            # Every state is after the switch, so nothing here can be used.
-            positions.put_intake_mark(meta, IntakeMark(mark.number, 0, 0, 0, 0))
-            return 0
-        queue.begin_after(min(last, queue.last_txid))
-        if mark.txid > last or mark.lsn > lsn:
-            txid, front = min(mark.txid, last), min(mark.front, queue.front)
-            kept = IntakeMark(mark.number, front, txid, min(mark.lsn, lsn), mark.begin)
-            positions.put_intake_mark(meta, kept)
-        return queue.base_txid
-
     def _check_end(self, queue: Queue) -> None:
         """Drop batches after the checkpoint unless they belong to this queue, without a gap.
 
@@ -398,3 +376,23 @@ class IntakeLog:
                 "the intake log is damaged", detail=f"Batch {txid}: {error}."
             ) from error
         return frames
+
+
+def cut(db: RocksDatabase, storage: Storage, meta: Meta, last: int, lsn: int) -> None:
+    """Discard the batches after txid ``last`` of a log that is not open.
+
+    The next changes begin at ``lsn``, or later.  The caller syncs the queues and writes ``meta``.
+    """
+    mark = positions.get_intake_mark(db)
+    queue = storage.get(f"{_PREFIX}{mark.number}") if mark is not None and mark.lsn else None
+    if mark is None or queue is None:
+        return  # ``open`` finds out whether that is a loss
+    if queue.base_txid > last:
+        # Every state is after the switch, so no view can use the log.
+        positions.put_intake_mark(meta, IntakeMark(mark.number, 0, 0, 0, 0))
+        return
+    queue.begin_after(min(last, queue.last_txid))
+    if mark.txid > last or mark.lsn > lsn:
+        txid, front = min(mark.txid, last), min(mark.front, queue.front)
+        kept = IntakeMark(mark.number, front, txid, min(mark.lsn, lsn), mark.begin)
+        positions.put_intake_mark(meta, kept)

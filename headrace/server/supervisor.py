@@ -1,8 +1,8 @@
 """Keeps the workers and the builder running, and the control connections to them.
 
-A dead child is restarted after a back-off that grows from 0.2 s to 5 s; it starts over once a child
-has lived for ten seconds, or has ended by itself to be started again.  Children are forked by the fork server (``ForkServer``), and end with it
-when this process dies.
+A dead child is restarted after a back-off that grows from 0.2 s to 5 s.  It starts over once a
+child has lived for ten seconds, or has ended by itself with status 0.  Children are forked by the
+fork server (``ForkServer``), and end with it when this process dies.
 """
 
 from __future__ import annotations

@@ -52,7 +52,7 @@ class Pair:
         )
 
     def dsn(self, dbname: str = "postgres") -> str:
-        """Return a connection string that leads to the primary, whichever server that is."""
+        """Return a connection string that leads to the server that is the primary then."""
         ports = ",".join(map(str, self.ports))
         hosts = ",".join("127.0.0.1" for _ in self.ports)
         return (

@@ -58,7 +58,7 @@ def pair() -> Iterator[Pair]:
 
 
 class Writer:
-    """Writes to the primary, whichever server that is, until it is stopped."""
+    """Writes to the server that is the primary then, until it is stopped."""
 
     def __init__(self, dsn: str, rng: random.Random) -> None:
         self._dsn, self._rng = dsn, rng

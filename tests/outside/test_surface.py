@@ -31,7 +31,7 @@ ALTERED = {"list_views", "view_states"}
 NEW = {
     *("clients", "client_stats", "settings", "end_client", "reload"),
     *("show_clients", "show_client_stats", "show_settings"),
-    *("slow_batch_ms", "view_cursor"),
+    *("slow_batch_ms", "view_cursor", "slot_failover"),
     *("ask_engine", "find_view"),  # called by the functions that ask the engine
 }
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import msgspec
 import pytest
 
 from headrace.postgres.timeline import Identity
@@ -92,7 +91,7 @@ def keep_batches_after_the_switch(patch: pytest.MonkeyPatch) -> None:
     def apply(db: RocksDatabase, _: Storage) -> None:
         value = db.get_meta(failover._SWITCH)
         if value is not None:
-            found = msgspec.json.decode(value, type=failover._Switch)
+            found = failover._SWITCHES.decode(value)
             meta: positions.Meta = {failover._SWITCH: None}
             positions.put_source(meta, Identity(found.system_id, found.timeline), found.slot)
             db.put_meta(meta, sync=True)
