@@ -19,6 +19,7 @@ from headrace.postgres import slot as setup
 Connection = psycopg.Connection[Any]
 
 PAGE: Final = "See docs/manual/high-availability.md."
+COPIED: Final = "slot {} is copied to {}"
 _STANDBY: Final = """
 SELECT pg_catalog.pg_is_in_recovery(),
        coalesce(current_setting('sync_replication_slots', true), 'off') = 'on',
@@ -71,7 +72,7 @@ def _of(where: str, dsn: str, slot: str) -> tuple[str, str | None]:
     if not ready:
         warning = "A promotion now would fill all views anew. Check again in half a minute."
         return f"slot {slot} is not copied to {where} yet", warning
-    return f"slot {slot} is copied to {where}", None
+    return COPIED.format(slot, where), None
 
 
 def _standbys(dsn: str, primary: Connection) -> dict[str, str]:

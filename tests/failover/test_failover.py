@@ -19,8 +19,10 @@ from pathlib import Path
 
 import psycopg
 import pytest
+from psycopg.conninfo import conninfo_to_dict
 
 from headrace.embedded.engine import EmbeddedEngine
+from headrace.server import standby_check
 from tests.compared import differs
 from tests.conftest import TOLD
 from tests.failover.pair import Pair
@@ -333,6 +335,11 @@ def test_the_statements_of_the_manual(pair):
     """Each is executed where the page says, and has the effect that it names."""
     page = pages.fences("high-availability", "sql")
     on_primary, on_standby, ready = page
+    [given] = pages.fences("high-availability", "ini")
+    source = conninfo_to_dict(given.split("=", 1)[1].strip().strip('"'))
+    assert source["target_session_attrs"] == "read-write"
+    [shown] = pages.fences("high-availability", "text")
+    assert shown.strip() == f"✓ failover: {standby_check.COPIED.format('headrace', 'db2:5432')}"
     pair.renew()
     with pair.connect() as conn:
         conn.execute(
@@ -356,8 +363,11 @@ def test_the_statements_of_the_manual(pair):
         )
 
         def shown() -> bool:
-            with pair.connect() as primary:
+            with pair.connect() as primary:  # as an engine does
                 primary.execute("SELECT pg_log_standby_snapshot()")
+                primary.execute(
+                    "SELECT pg_replication_slot_advance('headrace', pg_current_wal_flush_lsn())"
+                )
             return conn.execute(ready).fetchall() == [(True,)]
 
         wait_until(shown, "the slot is copied")

@@ -19,6 +19,7 @@ from headrace.config import Settings
 from tests.outside import pages, shells
 from tests.outside.pages import MANUAL, ROOT, Block
 
+HIGH_AVAILABILITY = "docs/manual/high-availability.md"
 EXEMPT = {
     ("docs/performance.md", "shown"): "figures of one machine: `make bench` makes others",
     ("docs/ARCHITECTURE.md", "shown"): "what a state does, in words",
@@ -28,6 +29,9 @@ EXEMPT = {
 """Page and kind -> why there is nothing to run or compare."""
 ELSEWHERE = {
     ("docs/manual/integrations.md", "python"): "test_manual.py: test_integrations",
+    (HIGH_AVAILABILITY, "sql"): "tests/failover: on a primary and a standby",
+    (HIGH_AVAILABILITY, "text"): "the same",
+    (HIGH_AVAILABILITY, "ini"): "the same",
     ("docs/manual/reference.md", "signature"): "test_reference.py holds them against Postgres",
 }
 DBT = ROOT / "integrations" / "dbt"
@@ -36,7 +40,7 @@ FOLLOWED = frozenset(("sql", "error", "shown", "ini"))
 
 def is_followed(page: Path) -> bool:
     """Return whether a test sends the page's SQL; ``test_readme.py`` does that for the README."""
-    if page.name == "README.md":
+    if page.name == "README.md" or (str(page.relative_to(ROOT)), "sql") in ELSEWHERE:
         return False
     return any(
         block.kind == "sql" or re.search(r"^\w+=[>#] ", block.body, re.MULTILINE)

@@ -25,7 +25,11 @@ def found(settings: Settings) -> dict[str, Finding]:
 def settings(database: str, tmp_path: Path) -> Settings:
     name = psycopg.conninfo.conninfo_to_dict(database)["dbname"]
     return Settings(
-        source=database, data_dir=tmp_path / "d", slot_name=f"headrace_{name}", listen="127.0.0.1:0"
+        source=database,
+        data_dir=tmp_path / "d",
+        slot_name=f"headrace_{name}",
+        listen="127.0.0.1:0",
+        allow_trust=True,
     )
 
 
@@ -34,6 +38,12 @@ def test_all_is_well(settings):
     assert [f.mark for f in told.values()] == ["✓"] * len(told), told
     assert set(told) >= {"source", "server", "rights", "slot", "walsenders", "tables", "clocks"}
     assert not settings.data_dir.exists(), "it makes nothing"
+
+
+def test_a_source_that_trusts_this_computer_is_named(settings):
+    told = found(settings.replace(allow_trust=False))["logins"]
+    assert told.mark == "!"
+    assert "HEADRACE_ALLOW_TRUST=true" in told.warning
 
 
 def test_what_a_role_lacks(settings, database):
