@@ -40,12 +40,12 @@ _ACTIVE_ATTEMPTS: Final = 50
 _WAITS_FOR_STANDBYS: Final = b"StandbySlotsHaveCaughtup"
 """The server's function that warns while ``synchronized_standby_slots`` holds up the stream."""
 _INVALIDATED: Final = {
-    "wal_removed": "See max_slot_wal_keep_size.",
-    "rows_removed": "See hot_standby_feedback.",
-    "wal_level_insufficient": "Set wal_level to logical.",
-    "idle_timeout": "See idle_replication_slot_timeout.",
+    "wal_removed": "It needed more WAL than max_slot_wal_keep_size allows.",
+    "rows_removed": "Rows of the catalog that it needed were removed; see hot_standby_feedback.",
+    "wal_level_insufficient": "wal_level of the primary was below logical.",
+    "idle_timeout": "It was not used for longer than idle_replication_slot_timeout.",
 }
-"""Settings that explain why a slot was invalidated, by the server's reason."""
+"""Explanations of the reasons for which servers invalidate slots."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,6 +188,8 @@ class Receiver:
                 self._free(ordinary, attempt)
                 continue
             if code in _CONTINUITY:
+                if ordinary is not None:
+                    self._check_position(ordinary)  # it knows a better reason
                 raise ContinuityLost(
                     f'slot "{origin.slot}" cannot be resumed: {_text(result)}',
                     hint="The views must be created again.",
@@ -228,7 +230,7 @@ class Receiver:
             reason = state.lost_because or "wal_removed"
             raise ContinuityLost(
                 f'slot "{self._origin.slot}" was invalidated by the server: {reason}',
-                hint=_INVALIDATED.get(reason),
+                detail=_INVALIDATED.get(reason),
             )
         if state.confirmed > self.start_lsn:
             raise ContinuityLost(
