@@ -84,6 +84,12 @@ def parser() -> argparse.ArgumentParser:
     remove = add("uninstall", "remove slot, publication and schema headrace from the database")
     add("demo", "try Headrace on an embedded Postgres with sample data", "", add_help=False)
     add("version", "print the version", "")
+    start.add_argument(
+        "--setup",
+        metavar="DSN",
+        help="connection string of a superuser, without a password: create the role and settings"
+        " that the source lacks before the start",
+    )
     for name, (what, text) in _FLAGS.items():
         flag = f"--{name.replace('_', '-')}"
         start.add_argument(flag, dest=name, metavar=what, help=text)
@@ -228,6 +234,8 @@ def _start(arguments: argparse.Namespace) -> int:
     from headrace.process.fork_server import ForkServer, keep_one_thread
 
     keep_one_thread()
+    if arguments.setup:
+        _provision(settings, arguments.setup)
     from headrace.server import doctor
 
     # Report everything that is missing before anything is created.
@@ -242,6 +250,27 @@ def _start(arguments: argparse.Namespace) -> int:
         from headrace.server import main as server
 
         return server.run(settings, fork_server, lambda: settings_of(arguments))
+
+
+def _provision(settings: Settings, admin: str) -> None:
+    """Prepare the source with the rights of a superuser; see ``provisioning``."""
+    from headrace.server import provisioning
+
+    if has_secret(admin):
+        raise HeadraceError(
+            "--setup contains a password, which other users could read in the list of processes",
+            hint="Leave it out: set PGPASSWORD, or use a password file.",
+            sqlstate="22023",
+        )
+
+    def confirm(question: str) -> bool:
+        if not sys.stdin.isatty():
+            return False
+        _say(question)
+        return sys.stdin.readline() != ""
+
+    _say(f"setting up {redact(settings.source)}:")
+    provisioning.provision(settings, admin, _say, confirm)
 
 
 def _worker(settings: Settings) -> int:

@@ -1,4 +1,4 @@
-"""Troubles with the slot, the walsender and the login: what happens to views, and what is said.
+"""Troubles with the slot, the walsender and the login: their effect on views, and their messages.
 
 Each has a server of Postgres 18 for itself, with the defaults of a user's server.
 """
