@@ -19,7 +19,7 @@ Connection = psycopg.Connection[Any]
 
 _REACHED: Final = """
 SELECT pg_catalog.pg_current_wal_insert_lsn()::text,
-       (SELECT min(restart_lsn)::text FROM pg_catalog.pg_replication_slots
+       (SELECT json_object_agg(slot_name, restart_lsn) FROM pg_catalog.pg_replication_slots
          WHERE slot_type = 'physical' AND NOT temporary AND restart_lsn IS NOT NULL
            AND CASE coalesce(current_setting('synchronized_standby_slots', true), '')
                WHEN '' THEN active
@@ -34,8 +34,12 @@ class ReplicationProgress:
 
     written: Lsn
     """LSN up to which the source has written WAL."""
-    standbys: Lsn | None
-    """LSN up to which every standby that counts has it on disk; None: there is no standby."""
+    standbys: dict[str, Lsn]
+    """LSN up to which each standby that counts has it on disk, by the name of its slot."""
+
+    def behind(self, lsn: int) -> set[str]:
+        """Return the standbys that lack WAL before ``lsn``."""
+        return {slot for slot, has in self.standbys.items() if has < lsn}
 
 
 def progress(conn: Connection) -> ReplicationProgress:
@@ -49,6 +53,5 @@ def progress(conn: Connection) -> ReplicationProgress:
     row = conn.execute(_REACHED).fetchone()
     assert row is not None, "a SELECT without FROM has one row"
     written, standbys = row
-    return ReplicationProgress(
-        parse_lsn(written), None if standbys is None else parse_lsn(standbys)
-    )
+    found = {slot: parse_lsn(lsn) for slot, lsn in (standbys or {}).items()}
+    return ReplicationProgress(parse_lsn(written), found)

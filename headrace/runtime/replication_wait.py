@@ -6,7 +6,8 @@ checkpoint is written only when every standby has all that the sink wrote before
 (``postgres/standbys.py`` says which standbys count).  Usually that takes a few milliseconds.
 
 A standby that lags delays a checkpoint by a few seconds at most.  Then the checkpoint is written
-anyway, and a promotion at that moment may cost some views a refill.
+anyway, and later ones do not wait for that standby until it has caught up.  Its promotion may cost
+some views a refill.
 """
 
 from __future__ import annotations
@@ -51,8 +52,8 @@ class ReplicationWait:
         self._target = 0
         self._began = 0.0
         self._poll_at = 0.0
-        self._lagging = False
-        """Whether the last wait was given up."""
+        self._lagging: set[str] = set()
+        """Standbys that are not waited for, because they have lagged for too long."""
         self._known = False
         """Whether there was a standby when the source was last asked."""
 
@@ -78,18 +79,20 @@ class ReplicationWait:
         return self._compare(found)
 
     def poll(self, *, hurried: bool = False) -> Replication:
-        """Return the state now; UNKNOWN if the wait took too long (``hurried``: sooner).
+        """Return the state now; UNKNOWN if the wait takes too long (``hurried``: sooner).
 
         Raises:
             TransientError: there is no connection.
             psycopg.Error: the connection is lost.
         """
-        found = self._compare(standbys.progress(self._state.owner.conn))
-        if found is not Replication.BEHIND or not self.late(hurried=hurried):
-            return found
-        if not self._lagging:
-            _log.warning("checkpoint not replicated", reason="a standby lags")
-        self._lagging = True
+        found = standbys.progress(self._state.owner.conn)
+        state = self._compare(found)
+        if state is not Replication.BEHIND or not self.late(hurried=hurried):
+            return state
+        behind = found.behind(self._target)
+        if not hurried:
+            self._lagging |= behind
+        _log.warning("checkpoint not replicated", slots=sorted(behind))
         return Replication.UNKNOWN
 
     def late(self, *, hurried: bool) -> bool:
@@ -98,10 +101,9 @@ class ReplicationWait:
 
     def _compare(self, found: standbys.ReplicationProgress) -> Replication:
         self._poll_at = clock.monotonic() + _POLL_S
-        self._known = found.standbys is not None
-        if found.standbys is None:
+        self._known = bool(found.standbys)
+        behind = found.behind(self._target)
+        self._lagging &= behind
+        if not found.standbys or (behind and behind <= self._lagging):
             return Replication.UNKNOWN
-        if found.standbys < self._target:
-            return Replication.BEHIND
-        self._lagging = False
-        return Replication.COMPLETE
+        return Replication.BEHIND if behind else Replication.COMPLETE

@@ -12,6 +12,8 @@ from headrace.types import Lsn
 
 _ASK_S: Final = 0.2
 """Seconds between two questions to the main database."""
+_WAIT_S: Final = 5.0
+"""Seconds after which a standby that lags is not waited for: the source keeps WAL meanwhile."""
 
 
 class Confirmation:
@@ -24,8 +26,9 @@ class Confirmation:
     def __init__(self, main: psycopg.Connection[Any]) -> None:
         self._main: Final = main
         self._confirmed = Lsn(0)
-        self._pending: tuple[Lsn, Lsn] | None = None
-        """A position that is committed, and the LSN of the main database that is behind it."""
+        self._pending: tuple[Lsn, Lsn, float] | None = None
+        """A position that is committed, the LSN of the main database after that commit, and when
+        it was read."""
         self._ask_at = 0.0
 
     def of(self, committed: Lsn) -> Lsn:
@@ -39,11 +42,13 @@ class Confirmation:
             return self._confirmed
         self._ask_at = now + _ASK_S
         found = standbys.progress(self._main)
-        if found.standbys is None:
+        if not found.standbys:
             self._confirmed, self._pending = committed, None
             return self._confirmed
-        if self._pending is not None and self._pending[1] <= found.standbys:
-            self._confirmed, self._pending = self._pending[0], None
+        if self._pending is not None:
+            position, written, since = self._pending
+            if not found.behind(written) or now > since + _WAIT_S:
+                self._confirmed, self._pending = position, None
         if self._pending is None and committed > self._confirmed:
-            self._pending = committed, found.written
+            self._pending = committed, found.written, now
         return self._confirmed

@@ -14,7 +14,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 import psycopg
@@ -115,12 +115,14 @@ class Drill:
         }
         self.engine = EmbeddedEngine(pair.dsn(name), folder / "engine", env=given | env)
 
-    def open(self, **options: str) -> dict[str, int]:
-        """Start the engine and create the views; return their ids."""
+    def open(self, placed: Collection[str] = ()) -> dict[str, int]:
+        """Start the engine and create the views, some on another worker; return their ids."""
         self.engine.start()
         with connect(self.engine.dsn) as conn:
+            if placed:
+                conn.execute("CALL headrace.add_worker('w1')")
             for view, query in VIEWS.items():
-                given = '{"placement": "w1"}' if options.get(view) else "{}"
+                given = '{"placement": "w1"}' if view in placed else "{}"
                 conn.execute(f"CALL headrace.create_view('{view}', $q${query}$q$, '{given}')")
         return self.ids()
 
@@ -182,7 +184,7 @@ def test_no_view_is_filled_anew(pair, tmp_path, record_property, seed):
         "HEADRACE_CHECKPOINT_TXIDS": str(rng.choice((5, 100))),
     }
     with drill(pair, f"seed{seed}", tmp_path, **env) as made:
-        ids = made.open()
+        ids = made.open(("averages", "ranks") if rng.random() < 0.4 else ())
         paused = rng.random() < 0.3
         if paused:
             with connect(made.engine.dsn) as conn:

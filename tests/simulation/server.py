@@ -400,7 +400,8 @@ class Server:
 
     def _reached(self, session: Session, values: Any, timeout_s: float) -> list[Any]:
         has = self.standby
-        return [(format_lsn(self.history.end_lsn), None if has is None else format_lsn(has))]
+        standbys = None if has is None else {"standby": format_lsn(has)}
+        return [(format_lsn(self.history.end_lsn), standbys)]
 
     def _exists(self, session: Session, values: Any, timeout_s: float) -> list[Any]:
         return [(1,)] if values[0] in self.views else []
