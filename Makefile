@@ -14,7 +14,8 @@ ARGS   ?=
 # Two processes, a file's tests in one of them (tests/conftest.py); ARGS=-n0 for none.
 PARALLEL := -n 2 --dist loadgroup --no-loadscope-reorder
 
-.PHONY: setup manual demo test slow-units test-all bench bench-peers bench-plots fmt lint types golden lock dist wheels clean
+VERSION ?= 18
+.PHONY: setup manual demo test test-pg slow-units test-all bench bench-peers bench-plots fmt lint types golden lock dist wheels clean
 
 setup: $(VENV)/.installed $(VENV)/.kernels $(VENV)/.manual
 
@@ -52,6 +53,10 @@ test: setup
 slow-units: setup
 	$(BIN)/python -m pytest -q -m 'not slow' --slow-units $(ARGS) \
 	  tests/collections tests/kernels tests/planner tests/state tests/expressions
+
+# Against another version: 16 and 18 come from the wheel, others from the system's packages.
+test-pg: setup
+	HEADRACE_TEST_PG=$(VERSION) $(BIN)/python -m pytest -m 'not slow' $(PARALLEL) $(ARGS)
 
 test-all: setup
 	$(BIN)/python -m pytest $(PARALLEL) $(ARGS)

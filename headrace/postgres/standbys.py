@@ -19,10 +19,11 @@ Connection = psycopg.Connection[Any]
 
 _REACHED: Final = """
 SELECT pg_catalog.pg_current_wal_insert_lsn()::text,
-       (SELECT json_object_agg(slot_name, restart_lsn) FROM pg_catalog.pg_replication_slots
+       (SELECT json_object_agg(slot_name, restart_lsn) FROM pg_catalog.pg_replication_slots s
          WHERE slot_type = 'physical' AND NOT temporary AND restart_lsn IS NOT NULL
            AND CASE coalesce(current_setting('synchronized_standby_slots', true), '')
-               WHEN '' THEN active
+               WHEN '' THEN active OR coalesce((to_jsonb(s) ->> 'inactive_since')::timestamptz
+                                               > clock_timestamp() - interval '60 s', false)
                ELSE slot_name = ANY (regexp_split_to_array(
                     current_setting('synchronized_standby_slots', true), '[\\s",]+')) END)
 """
@@ -45,7 +46,9 @@ class ReplicationProgress:
 def progress(conn: Connection) -> ReplicationProgress:
     """Return how far source and standbys are.
 
-    All standbys with an active slot count, or those that ``synchronized_standby_slots`` names.
+    All standbys with an active slot count, or those that ``synchronized_standby_slots`` names.  A
+    slot that was active a moment ago counts as well: a server that dies may end the connection to
+    its standby before those of its clients.
 
     Raises:
         psycopg.Error: the connection is lost.
