@@ -41,8 +41,12 @@ _BESIDE: Final = "headrace lagging sink"
 class Owner(SinkLink):
     """Holder of the advisory lock and the connections; created anew after each loss."""
 
-    def __init__(self, settings: Settings, previous_pid: int | None = None) -> None:
+    def __init__(
+        self, settings: Settings, previous_pid: int | None = None, known_epoch: int = 0
+    ) -> None:
         """Connect and take the lock; end the engine's own backend ``previous_pid`` if it holds it.
+
+        ``known_epoch``: the highest epoch that this engine has had.
 
         Raises:
             PrerequisiteError: another engine runs on the database.
@@ -53,7 +57,7 @@ class Owner(SinkLink):
         try:
             self._lock(previous_pid)
             self.conn: Final = connected(settings, "headrace catalog", {"synchronous_commit": "on"})
-            self.epoch: Final = meta.begin(self.conn)
+            self.epoch: Final = meta.begin(self.conn, known_epoch)
             """Higher than the epoch of every earlier holder of the lock."""
         except psycopg.Error as error:
             self.sink.close()

@@ -27,6 +27,7 @@ _VIEW: Final = b"view/"
 _HOLD: Final = b"hold/"
 _RETAINED: Final = b"retained"
 _LINEAGE: Final = b"lineage"
+_EPOCH: Final = b"epoch"
 _TXID: Final = struct.Struct(">Q")
 _PAIR: Final = struct.Struct(">QQ")
 _RECORD: Final = struct.Struct(">QQqI")
@@ -131,6 +132,17 @@ def put_confirmed(meta: Meta, lsn: int) -> None:
 def get_confirmed(db: RocksDatabase) -> int:
     """Return the last position that may have been confirmed to the source; 0: none."""
     value = db.get_meta(_CONFIRMED)
+    return int(_TXID.unpack(value)[0]) if value else 0
+
+
+def put_epoch(meta: Meta, epoch: int) -> None:
+    """Add the epoch of the engine's connections, which other workers know."""
+    meta[_EPOCH] = _TXID.pack(epoch)
+
+
+def get_epoch(db: RocksDatabase) -> int:
+    """Return the highest epoch that the engine has had; 0: none."""
+    value = db.get_meta(_EPOCH)
     return int(_TXID.unpack(value)[0]) if value else 0
 
 

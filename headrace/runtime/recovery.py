@@ -106,7 +106,10 @@ class Recovery:
 
     def _connect(self) -> None:
         state = self._state
-        state.connections = Owner(state.settings, state.last_pid)
+        state.connections = Owner(state.settings, state.last_pid, positions.get_epoch(state.db))
+        meta: positions.Meta = {}
+        positions.put_epoch(meta, state.owner.epoch)
+        state.db.put_meta(meta, sync=True)
         state.last_pid = state.connections.pid
 
     def _adopt_source(self) -> None:

@@ -1,7 +1,7 @@
 """``headrace start --setup``: prepares the source with the rights of a superuser.
 
 It runs the statements that ``headrace start`` only names otherwise: the engine's role, its rights,
-and the settings of the server.  A restart of Postgres is left to the user, who is asked for it.
+and the settings of the server.  The user restarts Postgres when asked.
 """
 
 from __future__ import annotations

@@ -14,11 +14,16 @@ SELECT %s::text, a.pid || ' ' || extract(epoch FROM a.backend_start)
 """Records the backend of a process (``commander``, ``worker``), by default this session's."""
 
 
-def begin(conn: psycopg.Connection[Any]) -> int:
-    """Begin an epoch, greater than all before it, and return it."""
+def begin(conn: psycopg.Connection[Any], known: int = 0) -> int:
+    """Begin an epoch, greater than all before it and than ``known``, and return it.
+
+    After the promotion of a standby, the table may lack the last epochs.
+    """
     [(epoch,)] = conn.execute(
-        "INSERT INTO headrace.meta AS m (key, value) VALUES ('epoch', '1') ON CONFLICT (key)"
-        " DO UPDATE SET value = (m.value::bigint + 1)::text RETURNING m.value::bigint"
+        "INSERT INTO headrace.meta AS m (key, value) VALUES ('epoch', (%(known)s::bigint + 1)::text)"
+        " ON CONFLICT (key) DO UPDATE SET value = (greatest(m.value::bigint, %(known)s) + 1)::text"
+        " RETURNING m.value::bigint",
+        {"known": known},
     ).fetchall()
     return int(epoch)
 

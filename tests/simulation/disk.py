@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import pytest
+from rocksdict import DbClosedError
 
 from headrace.errors import TransientError
 from headrace.process import durable
@@ -161,7 +162,8 @@ class Disk:
     def crash(self, chance: random.Random, found: StateDisk | None, *, power: bool) -> None:
         """Continue with the rest of the data directory; ``found``: its open database."""
         if found is not None:
-            found._db.cancel_all_background(True)  # so that all files are of one point in time
+            with contextlib.suppress(DbClosedError):  # it is just ending
+                found._db.cancel_all_background(True)  # so that all files are of one point in time
         self._number += 1
         after = self.folder / str(self._number)
         if power:

@@ -134,6 +134,8 @@ class Server:
         """Positions of the slot, as the standby copied them."""
         self._versions: list[_Version] = []
         self._epoch = 0
+        self._epochs: Final[set[int]] = set()
+        """All epochs so far, even those that a promotion has undone."""
         self._owner: Session | None = None
         """Holder of the advisory lock."""
         self._rows: dict[int, Session] = {}
@@ -352,7 +354,10 @@ class Server:
         return [("", self.scheduler.now, self.history.end_lsn, [])]
 
     def _begin_epoch(self, session: Session, values: Any, timeout_s: float) -> list[Any]:
-        self._epoch += 1
+        self._epoch = max(self._epoch, values["known"]) + 1
+        if self._epoch in self._epochs:
+            self.scheduler.fail(f"epoch {self._epoch} begins again")
+        self._epochs.add(self._epoch)
         self.log()
         return [(self._epoch,)]
 
