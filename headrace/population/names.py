@@ -81,11 +81,13 @@ def resolve_new(
         UserError: 42602, 42622, 3F000 (no such schema), 42P07 or 42710 (name taken).
         PrivilegeError: the caller may not create in the schema.
     """
-    schema, name = parse(conn, text)
-    if schema is None:
-        schema = _current_schema(conn, caller, settings)
+    given, name = parse(conn, text)
+    schema = _current_schema(conn, caller, settings) if given is None else given
+    hint = None
+    if given is None:
+        hint = f"It is the first schema of your search_path. Name another one: public.{text}."
     if schema in (_OURS, "information_schema") or schema.startswith("pg_"):
-        raise PrivilegeError(f'permission denied for schema "{schema}"')
+        raise PrivilegeError(f'permission denied for schema "{schema}"', hint=hint)
     row: Any = conn.execute(
         "SELECT n.oid, has_schema_privilege(coalesce(%(caller)s, current_user), n.oid,"
         " 'CREATE') FROM pg_namespace n WHERE n.nspname = %(schema)s",
@@ -95,7 +97,7 @@ def resolve_new(
         return _resolve_new_schema(conn, schema, name, caller)
     oid, may_create = row
     if not may_create:
-        raise PrivilegeError(f"permission denied for schema {schema}")
+        raise PrivilegeError(f"permission denied for schema {schema}", hint=hint)
     _check_free(conn, int(oid), schema, name)
     return ViewName(schema, name)
 

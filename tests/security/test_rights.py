@@ -662,3 +662,19 @@ def test_random_rights_and_rows(engine, server, settles):
             done += [walk.step() for _ in range(walk.chance.randint(1, 6))]
             seen |= walk.check(done)
         assert "running" in seen
+
+
+def test_a_search_path_that_begins_with_our_schema_is_named(engine, server):
+    """A role named headrace has it by default ("$user"); the remedy of the hint works."""
+    with role(server, "poor") as poor:
+        server.execute(f"GRANT CREATE ON SCHEMA public TO {poor}")
+        with connect(engine.dsn, poor) as conn:
+            conn.execute(f"CREATE TABLE {poor}.mine (id int PRIMARY KEY)")
+            conn.execute("SET search_path = headrace, public")
+            query = f"SELECT id FROM {poor}.mine"
+            with pytest.raises(psycopg.errors.InsufficientPrivilege) as refused:
+                conn.execute(f"CALL headrace.create_view('copied', '{query}')")
+            hint = refused.value.diag.message_hint
+            assert hint.endswith("Name another one: public.copied.")
+            conn.execute(f"CALL headrace.create_view('public.copied', '{query}')")
+            conn.execute("CALL headrace.drop_view('public.copied')")
