@@ -15,6 +15,7 @@ from typing import Final
 import psycopg
 
 from headrace.errors import UnsupportedError
+from headrace.planner.analyse import check
 from headrace.planner.analyse.catalog import Catalog
 from headrace.planner.analyse.nodetree import Node as Tree
 from headrace.planner.analyse.pg_functions import Function
@@ -325,8 +326,9 @@ class TargetSets:
         if not query.flag("hasTargetSRFs"):
             return
         grouped = _grouped(query)
+        self._keys = _group_keys(query)
         # Beside another call its rows may run out, which differs from a row of NULLs.
-        self._alone = sum(map(_count_sets, query.nodes("targetList"))) == 1
+        self._alone = sum(map(_count_sets, (*query.nodes("targetList"), *self._keys.values()))) == 1
         windowed = {
             c.number("tleSortGroupRef")
             for w in query.nodes("windowClause")
@@ -344,6 +346,10 @@ class TargetSets:
         """Register the calls in ``tree``, and return their nesting depth."""
         if tree.kind in ("SUBLINK", "AGGREF", "WINDOWFUNC"):
             return 0  # calls inside do not belong to this list
+        if tree.kind == "VAR" and not tree.number("varlevelsup"):
+            # It may be the value of a GROUP BY expression, which has one call for all references.
+            key = self._keys.pop((tree.number("varno"), tree.number("varattno")), None)
+            return 0 if key is None else self._register(key, self._below)
         target, field = tree, 0
         if tree.kind == "FIELDSELECT" and is_set(tree.child("arg")):
             target, field = tree.child("arg"), tree.number("fieldnum")
@@ -436,6 +442,20 @@ class TargetSets:
 def _grouped(query: Tree) -> set[int]:
     """Return the numbers of the select-list entries in GROUP BY."""
     return {c.number("tleSortGroupRef") for c in query.nodes("groupClause")}
+
+
+def _group_keys(query: Tree) -> dict[tuple[int, int], Tree]:
+    """Return the expressions of GROUP BY by (varno, attno); empty before Postgres 18.
+
+    From 18 on, the select list refers to them as columns of an entry of the range table.
+    """
+    return {
+        (varno, attno): key
+        for varno, entry in enumerate(query.nodes("rtable"), 1)
+        if entry.number("rtekind") == check.GROUP
+        for attno, key in enumerate(entry.items("groupexprs"), 1)
+        if isinstance(key, Tree)
+    }
 
 
 def _count_sets(tree: Tree) -> int:
