@@ -355,6 +355,25 @@ MIXED = (
 )
 
 
+def grouped_calls(r: random.Random) -> str:
+    """Return a query that groups by a set-returning call, and shows that value several times."""
+    call = r.choice(("unnest(tags)", "unnest(ARRAY[a, b])", "generate_series(1, a)"))
+    key = r.choice((call, f"({call} + 1)", f"abs({call})", f"greatest({call}, b)"))
+    forms = (key, f"{key} * 2", f"{key} + count(*)", f"({key})::text || 'x'", f"{key} + {key}")
+    shown = [f"{form} AS c{i}" for i, form in enumerate(r.choices(forms, k=r.randint(1, 3)))]
+    if r.random() < 0.3:
+        shown.append("generate_series(1, 2) AS more")
+    by = r.choice((key, f"GROUPING SETS (({key}), ())", f"{key}, a % 2"))
+    return f"SELECT {', '.join(shown)}, count(*) AS n, sum(id) AS s FROM edges GROUP BY {by}"
+
+
+@pytest.mark.parametrize("seed", seeds(50, 2))
+def test_groups_by_the_rows_of_a_call(seed, source, commander):
+    """An expression that is equal to one of GROUP BY is its value, not another call."""
+    writer = Writer(seed)
+    run(source, commander, seed, [grouped_calls(writer.rng) for _ in range(12)], writer)
+
+
 @pytest.mark.parametrize("seed", seeds(30, 2))
 def test_together_with_everything_else(seed, source, commander):
     run(source, commander, seed, list(MIXED), Writer(seed))

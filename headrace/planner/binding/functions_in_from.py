@@ -18,6 +18,7 @@ from headrace.errors import UnsupportedError
 from headrace.planner.analyse import check
 from headrace.planner.analyse.catalog import Catalog
 from headrace.planner.analyse.nodetree import Node as Tree
+from headrace.planner.analyse.nodetree import same
 from headrace.planner.analyse.pg_functions import Function
 from headrace.planner.logical.nodes import Col, FunctionsNode, Node, ProjectNode
 from headrace.planner.logical.scalar import (
@@ -326,6 +327,8 @@ class TargetSets:
         if not query.flag("hasTargetSRFs"):
             return
         grouped = _grouped(query)
+        self._grouped: list[Tree] = []
+        """Expressions of the select list in GROUP BY."""
         self._keys = _group_keys(query)
         # Beside another call its rows may run out, which differs from a row of NULLs.
         self._alone = sum(map(_count_sets, (*query.nodes("targetList"), *self._keys.values()))) == 1
@@ -334,10 +337,14 @@ class TargetSets:
             for w in query.nodes("windowClause")
             for c in (*w.nodes("partitionClause"), *w.nodes("orderClause"))
         }
-        for entry in query.nodes("targetList"):
+        entries = query.nodes("targetList")
+        # GROUP BY first: an equal expression elsewhere in the list is its value, not another call.
+        for entry in sorted(entries, key=lambda e: e.number("ressortgroupref") not in grouped):
             place = entry.number("ressortgroupref")
             mine = self._below if place and place in grouped else self._above
             before = len(mine)
+            if mine is self._below:
+                self._grouped.append(entry.child("expr"))
             self._register(entry.child("expr"), mine)
             if mine is self._above and place in windowed and len(mine) > before:
                 lowering.refuse("a set-returning function in a window definition")
@@ -350,6 +357,11 @@ class TargetSets:
             # It may be the value of a GROUP BY expression, which has one call for all references.
             key = self._keys.pop((tree.number("varno"), tree.number("varattno")), None)
             return 0 if key is None else self._register(key, self._below)
+        if mine is self._above:
+            for key in self._grouped:
+                if same(key, tree):
+                    self._share(key, tree)
+                    return 0
         target, field = tree, 0
         if tree.kind == "FIELDSELECT" and is_set(tree.child("arg")):
             target, field = tree.child("arg"), tree.number("fieldnum")
@@ -370,6 +382,14 @@ class TargetSets:
         self._lowering.known[id(tree)] = column.ref
         mine.append(_SetCall(target, {field: column}, inner, level))
         return level + 1
+
+    def _share(self, key: Tree, tree: Tree) -> None:
+        """Give the calls in ``tree`` the columns of those in ``key``, which is equal."""
+        known = self._lowering.known.get(id(key))
+        if known is not None:
+            self._lowering.known[id(tree)] = known
+        for one, other in zip(_parts(key), _parts(tree), strict=True):
+            self._share(one, other)
 
     def _whole(self, target: Tree, function: Function) -> dict[int, Col]:
         """Return the columns of the row that a call returns, and enter their row as its value."""
