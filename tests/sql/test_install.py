@@ -360,7 +360,10 @@ def test_list_views(conn, database):
             conn.execute("UPDATE headrace.progress SET epoch = 1")
             conn.execute("UPDATE headrace.views SET status = 'sink_error'")
             assert status() == "sink_error"
-    wait_until(lambda: status() == "stopped", "the server sees them go")
+    shown = "SELECT status FROM headrace.list_views()"
+    # The sessions end while the function looks for them.
+    wait_until(lambda: conn.execute(shown).fetchone() == ("stopped",), "the server sees them go")
+    assert status() == "stopped"
     for kept in ("paused", "error"):
         conn.execute("UPDATE headrace.views SET status = %s", (kept,))
         assert status() == kept
