@@ -388,7 +388,7 @@ class _Group:
         if not isinstance(error, errors.HeadraceError):
             _log.exception("view stopped by a bug", view=part.view_id)
             return errors.BugError(f"internal error in writing the view: {error!r}")
-        if isinstance(error, errors.SinkBlocked):
+        if isinstance(error, errors.SinkBlocked) and error.code == errors.SinkBlocked.sqlstate:
             pids = ", ".join(map(str, self._link.writer.blockers(part.target)))
             error.detail = f"It is locked by process {pids}." if pids else None
         if isinstance(error, errors.SinkTableError):

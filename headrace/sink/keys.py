@@ -200,14 +200,6 @@ def violated(
                 f'column "{diag.column_name}" of key {shown(key)} of result table'
                 f" {shown_table} would be NULL"
             )
-        case psycopg.errors.ForeignKeyViolation() | psycopg.errors.RestrictViolation() if (
-            diag.constraint_name
-        ):
-            message = (
-                f"rows of result table {shown_table} cannot be deleted because"
-                f' table "{diag.table_name}" refers to them'
-            )
-            detail = f'The reference is foreign key "{diag.constraint_name}".'
         case _:
             return None
     return SinkTableError(message, detail=detail, hint=RESYNC, sqlstate=code)

@@ -23,6 +23,8 @@ from headrace.sink.table import ResultTable
 
 _WAITS: Final = ("ProcessInterrupts", "DeadLockReport")
 """Functions of the server that end a wait for a lock."""
+_REFERENCES: Final = "ri_ReportViolation"
+"""The server's function that reports the violation of a foreign key."""
 _OUR_CONTEXT: Final = ("COPY ", "while ")
 """Prefixes of context lines that belong to our statement, not to a function in it."""
 
@@ -35,6 +37,14 @@ def of_view(target: ResultTable, error: psycopg.Error) -> HeadraceError:
         return SinkBlocked(
             f"result table {target.shown} is locked",
             hint="It goes on by itself when the lock is released.",
+        )
+    if diag.source_function == _REFERENCES and diag.constraint_name:
+        return SinkBlocked(
+            f"rows of result table {target.shown} cannot be deleted because table"
+            f' "{diag.table_name}" refers to them',
+            detail=f'The reference is foreign key "{diag.constraint_name}".',
+            hint="Delete the rows that refer to them; then the view goes on by itself.",
+            sqlstate=code,
         )
     message = diag.message_primary or str(error).strip() or type(error).__name__
     told = " ".join(filter(None, (diag.message_detail, diag.message_hint)))

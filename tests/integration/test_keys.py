@@ -6,6 +6,7 @@ import psycopg
 import pytest
 
 from tests.compared import differs
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.shared_engine
 
@@ -92,6 +93,30 @@ def test_it_is_a_key_to_everybody(commander, source, keyed):
     assert_follows(commander, source, "keyed", QUERY)
     commander.execute("CALL headrace.alter_view('keyed', 'SELECT a, g, n * 2 AS n FROM k')")
     assert_follows(commander, source, "keyed", "SELECT a, g, n * 2 AS n FROM k")
+
+
+@pytest.mark.parametrize("deferred", ["", "DEFERRABLE INITIALLY DEFERRED"])
+def test_a_row_that_a_foreign_key_refers_to_blocks_the_view(commander, source, keyed, deferred):
+    """The view goes on by itself once nothing refers to the row; no other view notices."""
+    create(commander, "other", "SELECT a FROM k")
+    source.execute(f"CREATE TABLE refers (id int PRIMARY KEY, a int REFERENCES keyed {deferred})")
+    source.execute("INSERT INTO refers VALUES (1, 1), (2, 2)")
+    source.execute("DELETE FROM k WHERE a = 1")
+
+    def told() -> tuple[str, str]:
+        return source.execute(
+            "SELECT status, headrace.view_message(id) FROM headrace.views WHERE view_name = 'keyed'"
+        ).fetchone()
+
+    wait_until(lambda: told()[0] == "sink_error", told)
+    assert 'cannot be deleted because table "refers" refers to them' in told()[1]
+    assert "refers_a_fkey" in told()[1]
+    source.execute("UPDATE k SET n = n + 1")
+    assert_follows(commander, source, "other", "SELECT a FROM k")
+    source.execute("DELETE FROM refers WHERE a = 1")  # what the hint says
+    wait_until(lambda: told()[0] == "running", told)
+    assert_follows(commander, source, "keyed", QUERY)
+    commander.execute("CALL headrace.drop_view('other')")
 
 
 def test_a_duplicate_stops_the_view_and_nothing_else(commander, source, keyed):

@@ -102,7 +102,7 @@ def test_rows_whose_key_stays_are_updated_others_come_and_go(conn):
         (("1", "b"), -1), (("2", "c"), 1), (("2", "b"), -1), (("1", "d"), 1),
     )  # fmt: skip
     assert contents(conn, target)[:2] == [("1", "d"), ("2", "c")]
-    with pytest.raises(SinkTableError, match='table "refers" refers to') as caught:
+    with pytest.raises(SinkBlocked, match='table "refers" refers to') as caught:
         write(conn, target, (("1", "d"), -1))
     assert caught.value.code == "23503"
     assert "(1)" not in str(caught.value.fields())
