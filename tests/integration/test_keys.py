@@ -113,7 +113,7 @@ def test_a_row_that_a_foreign_key_refers_to_blocks_the_view(commander, source, k
     assert "refers_a_fkey" in told()[1]
     source.execute("UPDATE k SET n = n + 1")
     assert_follows(commander, source, "other", "SELECT a FROM k")
-    source.execute("DELETE FROM refers WHERE a = 1")  # what the hint says
+    source.execute("DELETE FROM refers WHERE a = 1")  # the remedy of the hint
     wait_until(lambda: told()[0] == "running", told)
     assert_follows(commander, source, "keyed", QUERY)
     commander.execute("CALL headrace.drop_view('other')")
