@@ -100,16 +100,19 @@ class FrameCache:
         """Return the header of the frame put when ``at`` was the front, or None if it is damaged.
 
         The frame is at ``at``, or where the next block begins.  One of another epoch is no such
-        frame, but was left in the block by an earlier use; None: it is of any epoch.
+        frame, but was left in the block by an earlier use; None: it is of any epoch.  If there is a
+        frame at both places, the one of the earlier epoch was discarded.
         """
-        size = self._file.block_bytes
+        size, found = self._file.block_bytes, None
         for begin in (at, -(-at // size) * size):
             header = self._header(begin)
             if header is None or header.gap != begin - at or not self._whole(header):
                 continue
-            if epoch is None or header.epoch == epoch:
-                return header
-        return None
+            if epoch is not None and header.epoch != epoch:
+                continue
+            if found is None or header.epoch > found.epoch:
+                found = header
+        return found
 
     def cut(self, front: int) -> None:
         """Forget the cached frames after ``front``; no reader holds them."""

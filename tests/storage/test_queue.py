@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import random
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,6 +18,8 @@ from headrace.storage.queue import Queue
 
 PER_BLOCK = BLOCK_BYTES // HEADER_BYTES
 """Frames without a body that fill a block."""
+_SMALL_BLOCK = 4_096
+"""Bytes of a block that few frames fill."""
 
 
 @pytest.fixture
@@ -410,6 +413,42 @@ def test_what_is_taken_back_is_neither_known_nor_durable(storage: Storage) -> No
     assert frame.batch is not None
     assert frame.batch.column(0).to_pylist() == [20] * 1000
     assert (queue.contents().rows, queue.bytes_after(1)) == (2000, queue.front - left)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_what_was_discarded_stays_so_after_any_number_of_restarts(tmp_path: Path, seed) -> None:
+    """A larger frame may begin in the next block, and leave a discarded one before it."""
+    rng = random.Random(seed)
+    storage = Storage(tmp_path, 256 * BLOCK_BYTES, _SMALL_BLOCK)
+    queue = storage.make("q")
+    wanted: dict[int, list[int]] = {}
+    for _ in range(8):
+        for txid in range(queue.last_txid + 1, queue.last_txid + rng.randint(2, 12)):
+            wanted[txid] = [rng.randrange(9)] * rng.choice((1, 40, 150, 300))
+            diffs(queue, txid, wanted[txid])
+            ends(queue, txid, 1)
+            # It takes blocks between, so that no frame lies across two.
+            other = storage.get("other") or storage.make("other")
+            diffs(other, other.last_txid + 1, [0] * 300)
+            ends(other, other.last_txid + 1, 1)
+        if rng.random() < 0.7:
+            last = rng.randrange(queue.last_txid)
+            queue.begin_after(last)
+            wanted = {txid: values for txid, values in wanted.items() if txid <= last}
+        if rng.random() < 0.7:
+            storage.close()
+            storage = Storage(tmp_path, 256 * BLOCK_BYTES, _SMALL_BLOCK)
+            found = storage.get("q")
+            assert found is not None
+            assert not found.lost
+            queue = found
+        shown = {
+            txid: [f.batch.column(0).to_pylist() for f in queue.sent(txid) if f.batch is not None]
+            for txid in wanted
+        }
+        assert shown == {txid: [values] for txid, values in wanted.items()}
+        assert queue.last_txid == max(wanted, default=0)
+    storage.close()
 
 
 def test_a_dropped_queue_waits_for_who_reads_it(storage: Storage) -> None:
