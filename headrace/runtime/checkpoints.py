@@ -125,8 +125,11 @@ class Checkpoints:
 
     @property
     def lagging(self) -> bool:
-        """Whether so many checkpoints are missing that no more batches may be taken."""
-        return self._limits.missing(self.pending)
+        """Whether so many checkpoints are missing that no more batches may be taken.
+
+        While one waits for a standby, none is missing: that wait is short, and no view may wait.
+        """
+        return not self.held and self._limits.missing(self.pending)
 
     def due(self, *, owed: bool, large: bool, crowded: bool, ahead: bool) -> float:
         """Return when to begin the next checkpoint; see ``CheckpointLimits.due``."""

@@ -12,6 +12,11 @@ _UNDISTURBED_S: Final = 8.0
 """Virtual seconds within which a view goes on while another one is in trouble."""
 _AGAIN: Final = 0.5
 """Probability of another power failure while the engine recovers from one."""
+_MANY: Final = 60
+"""Transactions that are several checkpoints."""
+_LAGGING_S: Final = 2.0
+"""Virtual seconds within which views show everything while a standby lags: less than checkpoints
+wait."""
 _QUIET_S: Final = 15.0
 """Virtual seconds after which a lost connection is back."""
 
@@ -153,9 +158,23 @@ class Script:
 
     def stall_standby(self) -> None:
         """Let the standby get nothing for a while, but less than checkpoints wait for."""
-        server = self._world.server
-        server.stalled_until = server.scheduler.now + 3.0 * self._chance.random()
-        self.work()
+        world, server = self._world, self._world.server
+        if server.guarded or self._chance.random() < 0.5:
+            server.stalled_until = server.scheduler.now + 3.0 * self._chance.random()
+            self.work()
+            return
+        world.check_alive()
+        world.scheduler.stand(_QUIET_S)
+        world.check_alive()
+        server.stalled_until = server.scheduler.now + 4.0
+        for _ in range(_MANY):
+            self._commit()
+            world.scheduler.stand(0.01)
+        # Checkpoints wait, but no view does.
+        waiting = server.locked | self._paused
+        world.expect(
+            [i for i in server.views if i not in waiting], _LAGGING_S, "only the standby lags"
+        )
 
     def lock(self) -> None:
         """Let a user lock the table of a view; all other views go on."""
