@@ -28,7 +28,8 @@ class Route:
         """Create it for a DSN with several addresses."""
         self._dsn: Final = dsn
         self._asking: Final = asyncio.Lock()
-        self._found: tuple[str, int] | None = None
+        self._found: tuple[str, int] | TransientError | None = None
+        """The last answer; None: it must be asked again."""
         self._until = 0.0
 
     async def find(self) -> tuple[str, int]:
@@ -37,10 +38,16 @@ class Route:
         Raises:
             TransientError: no server is as asked for now.
         """
+        # Callers that wait meanwhile share the answer, also that there is none.
         async with self._asking:
             if self._found is None or clock.monotonic() >= self._until:
-                self._found = await self._ask()
+                try:
+                    self._found = await self._ask()
+                except TransientError as error:
+                    self._found = error
                 self._until = clock.monotonic() + _FRESH_S
+            if isinstance(self._found, TransientError):
+                raise self._found
             return self._found
 
     def forget(self) -> None:
