@@ -7,9 +7,11 @@ import shutil
 import signal
 import subprocess
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import psycopg
+import pytest
 
 from headrace.embedded.binaries import account
 from headrace.embedded.postgres import EmbeddedPostgres
@@ -158,3 +160,12 @@ class Pair:
             if server is not None:
                 server.destroy()
         shutil.rmtree(self.folder, ignore_errors=True)
+
+
+@pytest.fixture(scope="module")
+def pair() -> Iterator[Pair]:
+    """Yield a primary and its standby, for the tests of one file that import this fixture."""
+    made = Pair()
+    made.add_standby()
+    yield made
+    made.close()

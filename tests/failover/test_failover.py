@@ -26,6 +26,7 @@ from headrace.server import standby_check
 from tests.compared import differs
 from tests.conftest import TOLD
 from tests.failover.pair import Pair
+from tests.failover.pair import pair as pair
 from tests.outside import pages
 from tests.waiting import at_any_moment, time_passes, wait_until
 
@@ -50,13 +51,6 @@ VIEWS = {
 }
 LATE_S: list[float] = []
 """Seconds from each promotion until all views showed a row written after it."""
-
-
-@pytest.fixture(scope="module")
-def pair() -> Iterator[Pair]:
-    made = Pair()
-    yield made
-    made.close()
 
 
 class Writer:

@@ -11,21 +11,13 @@ import psycopg
 import pytest
 
 from headrace.embedded.engine import EmbeddedEngine
-from tests.failover.pair import Pair
+from tests.failover.pair import pair as pair
 from tests.failover.test_failover import connect
 from tests.waiting import at_any_moment, wait_until
 
 QUERY = "SELECT g, count(*) AS n, sum(x) AS total FROM all_orders GROUP BY g"
 TABLE = "CREATE TABLE orders (id int PRIMARY KEY, g int, x numeric)"
 ROWS = "INSERT INTO orders SELECT i, i % 7, i FROM generate_series({}, {}) i"
-
-
-@pytest.fixture(scope="module")
-def pair() -> Iterator[Pair]:
-    made = Pair()
-    made.add_standby()
-    yield made
-    made.close()
 
 
 @contextlib.contextmanager

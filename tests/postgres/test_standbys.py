@@ -2,21 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-import pytest
-
 from headrace.postgres import standbys, timeline
-from tests.failover.pair import Pair
+from tests.failover.pair import pair as pair
 from tests.waiting import wait_until
-
-
-@pytest.fixture(scope="module")
-def pair() -> Iterator[Pair]:
-    made = Pair()
-    made.add_standby()
-    yield made
-    made.close()
 
 
 def test_a_standby_counts_while_it_is_connected_and_a_moment_longer(pair):

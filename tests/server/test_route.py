@@ -4,24 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Iterator
 
 import pytest
 
 from headrace.errors import TransientError
 from headrace.postgres import connect
 from headrace.server.route import Route
-from tests.failover.pair import Pair
+from tests.failover.pair import pair as pair
 
 CLIENTS = 50
-
-
-@pytest.fixture(scope="module")
-def pair() -> Iterator[Pair]:
-    made = Pair()
-    made.add_standby()
-    yield made
-    made.close()
 
 
 @pytest.fixture
