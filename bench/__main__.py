@@ -40,6 +40,8 @@ from bench.restart import Restart
 from bench.scenario import Figures, Options, Scenario
 from bench.sink import Sink
 from bench.small import Small
+from bench.spark import Spark
+from bench.standby_tax import StandbyTax
 from bench.state import State
 from bench.tpch import TpchQueries
 from bench.workers import Workers
@@ -76,6 +78,8 @@ SCENARIOS: dict[str, type[Scenario]] = {
         Restart,
         Sink,
         Small,
+        Spark,
+        StandbyTax,
         State,
         TpchQueries,
         Workers,

@@ -13,7 +13,7 @@ from bench.scenario import Bed, Figures, Options, Scenario, bed, caught_up
 _ROWS_AT_1: Final = 100_000
 _ROUNDS: Final = 3
 _CLIENTS: Final = 8
-_VIEWS: Final = {
+VIEWS: Final = {
     "by_branch": """SELECT bid, count(*) AS accounts, sum(abalance) AS balance
         FROM pgbench_accounts GROUP BY bid""",
     "in_debt": "SELECT aid, bid, abalance FROM pgbench_accounts WHERE abalance < 0",
@@ -48,10 +48,10 @@ class OltpTax(Scenario):
                 measured("none")
                 on.engine.start()
                 measured("no views")
-                for name, query in _VIEWS.items():
+                for name, query in VIEWS.items():
                     on.create_view(name, query, '{"population": "local"}')
                 measured("3 views")
-                late_s = max(late_s, _finish(on))
+                late_s = max(late_s, finish(on))
                 on.engine.stop()
         plain = statistics.median(rates["none"])
         return [
@@ -69,11 +69,11 @@ class OltpTax(Scenario):
         ]
 
 
-def _finish(on: Bed) -> float:
+def finish(on: Bed) -> float:
     """Check and drop the views; returns by how many seconds they were behind at the end."""
     with psycopg.connect(on.source, autocommit=True) as conn:
-        late_s = caught_up(conn, *_VIEWS)
-    for name, query in _VIEWS.items():
+        late_s = caught_up(conn, *VIEWS)
+    for name, query in VIEWS.items():
         on.check(name, query)
         on.drop_view(name)
     return late_s

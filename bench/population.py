@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from typing import ClassVar, LiteralString
+from typing import ClassVar, Final, LiteralString
 
 import psycopg
 
@@ -13,21 +13,21 @@ from bench.scenario import Bed, Figures, Options, Scenario, bed
 from bench.shapes import SHAPES, streaming
 from headrace.embedded import shop
 
-_COPIES = (
+_SHOP_COPIES = (
     "COPY orders (id, customer_id, product_id, quantity, amount, status, placed_at) TO STDOUT",
     "COPY customers (id, country) TO STDOUT",
     "COPY products (id, category) TO STDOUT",
 )
 
 
-_SHAPES = {
+COPIES: Final[dict[str, tuple[LiteralString, ...]]] = {
     "group_sum": ("COPY orders (id, customer, amount) TO STDOUT",),
     "join": (
         "COPY orders (id, customer, amount) TO STDOUT",
         "COPY customers (id, region) TO STDOUT",
     ),
 }
-"""Shapes that are populated in process, and the COPY statements that read their tables."""
+"""Shapes to populate, and the COPY statements that read their tables."""
 _BUILDER = "headrace.views.builder"
 
 
@@ -47,7 +47,7 @@ class Population(Scenario):
             with bed(options) as on:
                 shop.load(on.source, orders)
                 on.engine.start()
-                copy_s = _copy(on, _COPIES)
+                copy_s = copy_seconds(on, _SHOP_COPIES)
                 lines = [("copy", "", copy_s), ("create table as", "", self._postgres(on))]
                 for how in ("local", "spark"):
                     lines += [(how, run, self._create(on, how, run)) for run in ("cold", "warm")]
@@ -69,7 +69,7 @@ class Population(Scenario):
         return took_s
 
 
-def _copy(on: Bed, statements: tuple[LiteralString, ...]) -> float:
+def copy_seconds(on: Bed, statements: tuple[LiteralString, ...]) -> float:
     """Return the seconds for only reading the columns of a query."""
     begin = time.monotonic()
     with psycopg.connect(on.source) as conn, conn.cursor() as cursor:
@@ -84,11 +84,11 @@ def _shapes(options: Options, orders: int) -> Iterator[Figures]:
     """Measure each shape in process, right after a start of the server and once more."""
     with streaming(options, orders) as (on, stream):
         stream.conn.execute("VACUUM ANALYZE")
-        for shape, statements in _SHAPES.items():
+        for shape, statements in COPIES.items():
             if options.only and shape not in options.only:
                 continue
             on.engine.stop()
-            copy_s = min(_copy(on, statements) for _ in range(3))
+            copy_s = min(copy_seconds(on, statements) for _ in range(3))
             yield _line(shape, "copy", orders, copy_s, copy_s)
             on.engine.start()
             for run in ("after a start", "again"):

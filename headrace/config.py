@@ -22,10 +22,11 @@ from typing import Any, Final, Self
 
 import msgspec
 import psycopg
-from psycopg.conninfo import conninfo_to_dict, make_conninfo
+from psycopg.conninfo import conninfo_to_dict
 
-from headrace import events
+from headrace import events, spark_options
 from headrace.errors import PrerequisiteError, UserError
+from headrace.redaction import DSNS, printable
 
 ENV_PREFIX: Final = "HEADRACE_"
 ENV_SETTINGS: Final = "HEADRACE_SETTINGS"
@@ -35,8 +36,6 @@ MEMORY_BYTES_MIN: Final = 64 << 20
 AUTO: Final = "auto"
 _TRUE: Final = frozenset(("1", "true", "on", "yes"))
 _FALSE: Final = frozenset(("0", "false", "off", "no"))
-_SECRETS: Final = ("password", "sslpassword", "oauth_client_secret")
-"""Parts of a DSN that are never shown."""
 _VALUES: Final = {
     "log_level": tuple(events.LEVELS),
     "log_format": events.FORMATS,
@@ -66,24 +65,6 @@ def _default_data_dir() -> Path:
     return Path(base) / "headrace"
 
 
-def redact(dsn: str) -> str:
-    """Return ``dsn`` without secrets: the only form that may be printed or logged."""
-    try:
-        parts = conninfo_to_dict(dsn)
-    except psycopg.ProgrammingError:
-        return "<malformed DSN>"
-    return make_conninfo(dsn, **{k: "***" for k in _SECRETS if parts.get(k)})
-
-
-def has_secret(dsn: str) -> bool:
-    """Return whether ``dsn`` contains a secret; True if the DSN is malformed."""
-    try:
-        parts = conninfo_to_dict(dsn)
-    except psycopg.ProgrammingError:
-        return True
-    return any(parts.get(name) for name in _SECRETS)
-
-
 @dataclass(frozen=True, slots=True)
 class MemoryParts:
     """Shares of ``memory_bytes``, in bytes."""
@@ -103,6 +84,9 @@ class Settings:
 
     source: str = ""
     """Connection string (libpq) of the source database, for the engine's own role."""
+    decode_from: str = ""
+    """Connection string of the same database on a standby, which then decodes the changes instead
+    of the primary (Postgres 16 or later); empty: the source decodes them."""
     data_dir: Path = field(default_factory=_default_data_dir)
     """Directory of state, staged files, sockets and secrets, with mode 0700, for one engine."""
     listen: str = "127.0.0.1:6432"
@@ -253,7 +237,12 @@ class Settings:
     quarter of that; 0: no limit."""
 
     spark_master: str = "local[2]"
-    """Spark master for populations; a cluster needs ``staging_dir_override`` on shared storage."""
+    """URL of the Spark master for populations: local[n], spark://, yarn, k8s://, or sc:// for Spark
+    Connect."""
+    spark_options: str = ""
+    """Options of Spark, as in spark-defaults.conf: name=value, separated by semicolons."""
+    spark_parallelism: int = 0
+    """Number of Spark tasks that can run at the same time; 0: as many as Spark says."""
     spark_threshold_rows: int = 0
     """Number of rows, over all tables of a query, from which a population runs on Spark; 0: if
     they do not fit into ``population_memory_bytes``, or from 100 000 on if ``spark_master`` is a
@@ -268,13 +257,17 @@ class Settings:
     spark_partition_rows: int = 250_000
     """Number of rows that a Spark task reads, approximately."""
     staging_dir_override: str = ""
-    """Directory for the files of populations, if Spark executors on other machines share it."""
+    """Directory for the files of populations, if Spark executors on other machines share it;
+    without one, their files come back through Spark, which is slower."""
     population_memory_bytes: int = 1_073_741_824
     """Bytes that the states of populations may take in memory, as estimated beforehand (the
     default is about 2 million rows); larger populations run on Spark."""
     populations_max: int = 3
     """Populations that load at once; the others share their snapshot and wait for their turn. Each
     needs memory, a processor here and one in the source; a snapshot needs a replication slot."""
+    recompute_backlogs: bool = True
+    """Compute a view anew if it would take longer to process its missing changes, for example after
+    an outage. Views with a history, and those that feed others, always process them."""
     views_per_role_max: int = 500
     """Views that a role may own; 0: no limit. This setting and the next do not apply to superusers
     and members of the engine's role."""
@@ -325,7 +318,7 @@ class Settings:
             raise UserError(
                 f'setting "queue_block_bytes" must be a multiple of {mmap.PAGESIZE}, a page of memory'
             )
-        for name in ("source", "eval_dsn"):
+        for name in DSNS:
             try:
                 conninfo_to_dict(getattr(self, name))
             except psycopg.ProgrammingError:
@@ -336,6 +329,7 @@ class Settings:
                     " quotes; or as a URI, with special characters as %XX.",
                 ) from None
         _check_tls(self)
+        spark_options.parse(self.spark_options)
         self._check_words()
         if self.otlp_endpoint and not self.otlp_endpoint.startswith(("http://", "https://")):
             raise UserError('setting "otlp_endpoint" must begin with http:// or https://')
@@ -505,9 +499,7 @@ class Settings:
         """Return all fields, without secrets."""
         shown = []
         for f in dataclasses.fields(self):
-            value = getattr(self, f.name)
-            if f.name in ("source", "eval_dsn") and value:
-                value = redact(value)
+            value = printable(f.name, getattr(self, f.name))
             shown.append(f"{f.name}={value!r}")
         return f"Settings({', '.join(shown)})"
 

@@ -289,6 +289,10 @@ class TransientError(HeadraceError):
     sqlstate = "08006"
 
 
+class SparkUnavailable(TransientError):
+    """Spark could not be started, or a job of it failed for a cause that is not in the rows."""
+
+
 class PeerGone(TransientError):
     """The process that received the request died before it answered."""
 

@@ -1,15 +1,16 @@
 """Fixtures for every test: a Postgres server, a fresh database, a running engine.
 
 ``HEADRACE_TEST_DSN`` names a server to use (superuser, ``wal_level=logical``). Otherwise one is
-started, of the version in ``HEADRACE_TEST_PG``: 16 (the default) or 18 come from the wheel, other
-versions from the system's packages. A failed test shows the end of the log of every engine it used.
+started, of the version in ``HEADRACE_TEST_PG``: 16 (the default) or 18 come from the wheel, 17 from
+a package of npm (``server17.py``), other versions from the system's packages. A failed test shows the end of the log of every engine it used.
 
 ``HEADRACE_TEST_STREAMED`` makes the server send transactions before they end
 (``forwarder/streamed.py``): ``immediate`` sends each change by itself, which is slow; ``64kB``
 sends transactions that are larger.
 
-``make test`` runs two processes (pytest-xdist), each with its own server. The tests of one file
-stay together and in order, and all tests that need Spark share one session.
+``make test`` runs four processes (pytest-xdist), each with its own server. The tests of one file
+stay together and in order, and all tests that need Spark share one session. The files that take
+longest start first, so that none is left alone at the end.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import shutil
+import tempfile
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 
@@ -25,14 +28,17 @@ import psycopg
 import pytest
 from psycopg.conninfo import make_conninfo
 
+from headrace.embedded import binaries
 from headrace.embedded import postgres as servers
 from headrace.embedded.engine import EmbeddedEngine
 from headrace.embedded.postgres import EmbeddedPostgres
+from tests import server17
 from tests import spread as spreading
 from tests.amounts import Run
 from tests.common_engine import CommonEngine
 from tests.databases import Databases
 from tests.databases import drop_database as drop_database
+from tests.engines import Engine
 from tests.waiting import wait_until
 
 if streamed := os.environ.get("HEADRACE_TEST_STREAMED"):
@@ -47,7 +53,14 @@ hypothesis.settings.register_profile("ci", deadline=None, derandomize=True, prin
 hypothesis.settings.register_profile("dev", deadline=None, print_blob=True)
 hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "dev")
 
+binaries.PLACES.insert(0, server17.PLACE)
 LOG_LINES_SHOWN = 150
+LONGEST = ("spark", "tests/failover/test_failover.py", "tests/standby/test_troubles.py")
+"""Groups of tests that start first."""
+MEMORY = "/dev/shm"
+"""A file system in memory, on Linux."""
+MEMORY_BYTES_MIN = 8 << 30
+"""Free memory from which on the servers' data are kept in it."""
 SERVERS = {"postgres", "engine"}
 """Fixtures of the tests that may be slow."""
 UNIT = ("unit", True)
@@ -86,25 +99,49 @@ def pytest_terminal_summary(
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Reduce the number of examples of each property in a run without slow tests."""
+    """Choose the directory of the servers, and the number of examples of each property."""
+    use_memory()
     Run.quick = config.option.markexpr == "not slow"
     if Run.quick:
         hypothesis.settings.register_profile("quick", hypothesis.settings(), max_examples=30)
         hypothesis.settings.load_profile("quick")
 
 
+def use_memory() -> None:
+    """Have the servers' data in memory if there is enough.
+
+    Most tests create and drop tables and databases, and so thousands of files: on a disk that takes
+    a quarter of their processor time. ``TMPDIR`` names another directory.
+    """
+    if "TMPDIR" in os.environ or not os.path.ismount(MEMORY):
+        return
+    lines = Path("/proc/meminfo").read_text().splitlines()
+    available = next(int(line.split()[1]) << 10 for line in lines if "MemAvailable" in line)
+    if min(available, shutil.disk_usage(MEMORY).free) < MEMORY_BYTES_MIN:
+        return
+    # The directories of tests stay where they are: their engines' sockets need short paths.
+    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())
+    tempfile.tempdir = MEMORY
+
+
 @pytest.hookimpl(tryfirst=True)  # before pytest-xdist looks for the marks
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Group the tests by file for pytest-xdist; the Spark tests of all files are one group."""
+    """Group the tests by file for pytest-xdist, the longest first.
+
+    The Spark tests of all files are one group.
+    """
     for item in items:
         if not SERVERS & set(getattr(item, "fixturenames", ())):
             item.user_properties.append(UNIT)
     if not config.pluginmanager.hasplugin("xdist"):
         return
+    ranks = []
     for item in items:
         spark = "spark" in getattr(item, "fixturenames", ())
         name = "spark" if spark else item.path.relative_to(config.rootpath).as_posix()
         item.add_marker(pytest.mark.xdist_group(name))
+        ranks.append(LONGEST.index(name) if name in LONGEST else len(LONGEST))
+    items[:] = [items[n] for n in sorted(range(len(items)), key=ranks.__getitem__)]
 
 
 @pytest.hookimpl(trylast=True)  # after pytest-xdist has put the groups into the names
@@ -190,7 +227,7 @@ def start_engine(
 
     def start(source: str, *args: str, **env: str) -> EmbeddedEngine:
         dbname = psycopg.conninfo.conninfo_to_dict(source)["dbname"]
-        engine = EmbeddedEngine(
+        engine = Engine(
             source,
             tmp_path / f"engine{len(engines)}",
             env=environment(str(dbname)) | env,
@@ -252,7 +289,7 @@ def started(
 ) -> Iterator[EmbeddedEngine]:
     """Start an engine on a new database, with the settings of mark ``engine_with``."""
     name, folder = databases.take(), folders.mktemp("engine")
-    engine = EmbeddedEngine(
+    engine = Engine(
         make_conninfo(databases.server, dbname=name),
         folder / "data",
         env=environment(name) | dict(given.kwargs if given else {}),

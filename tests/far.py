@@ -8,11 +8,11 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 from pathlib import Path
 
 import psycopg
 
+from tests.engines import launch
 from tests.proxy import Line
 from tests.waiting import wait_until
 
@@ -43,18 +43,16 @@ class FarWorker:
 
     def start(self, **environment: str) -> None:
         with self.log.open("ab") as log:
-            self._process = subprocess.Popen(
+            self._process = launch(
                 [
-                    *(sys.executable, "-m", "headrace.server.cli", "worker"),
+                    *("-m", "headrace.server.cli", "worker"),
                     *("--join", self._source, "--token-file", str(self.token)),
                     *("--listen", f"{self.host}:{self.port}"),
                     *("--address", self.address),
                     *("--data-dir", str(self.folder / "data")),
                 ],
-                env=os.environ | environment,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
+                os.environ | environment,
+                log,
             )
 
     def said(self, text: str) -> bool:

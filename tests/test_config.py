@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from headrace.config import MemoryParts, Settings, address, given, outdated, redact
+from headrace.config import MemoryParts, Settings, address, given, outdated
 from headrace.errors import HeadraceError, UserError
+from headrace.redaction import redact
 from headrace.server.explained import explained, meanings, strangers, unit_of
 
 MANUAL = Path(__file__).resolve().parent.parent / "docs" / "manual" / "settings.md"
@@ -37,7 +38,11 @@ def test_json_round_trip():
 
 
 def test_secrets_are_not_shown():
-    settings = Settings(source="host=x password=s3cret", eval_dsn="postgresql://u:s3cret@h/d")
+    settings = Settings(
+        source="host=x password=s3cret",
+        decode_from="host=y password=s3cret",
+        eval_dsn="postgresql://u:s3cret@h/d",
+    )
     assert "s3cret" not in repr(settings)
     assert "s3cret" not in redact("postgresql://u:s3cret@h/d")
     assert redact("no dsn at all = = =") == "<malformed DSN>"

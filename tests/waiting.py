@@ -19,6 +19,8 @@ import psycopg
 
 PATIENCE_S = 90.0
 """How long a test waits for a condition: a busy machine may be ten times slower."""
+LOOK_S_MAX = 0.05
+"""Longest pause between two looks at a condition."""
 
 STOPPED = """
     SELECT string_agg(view_name || ': ' || status || ' ' || coalesce(message, ''), E'\n')
@@ -34,13 +36,21 @@ def wait_until(
     every_s: float = 0.01,
 ) -> Any:
     """Return the first true answer of ``done``; fail with ``what`` after ``seconds``."""
-    deadline = time.monotonic() + seconds
+    began = time.monotonic()
     while not (answer := done()):
-        if time.monotonic() > deadline:
+        if time.monotonic() > began + seconds:
             said = what if isinstance(what, str) else what()
             raise AssertionError(f"not within {seconds} s: {said}")
-        time.sleep(every_s)
+        _pause(began, every_s)
     return answer
+
+
+def _pause(began: float, least_s: float) -> None:
+    """Wait for a tenth of the time since ``began``, at least ``least_s``.
+
+    Looks cost processor time that the processes under test need: a look is often a query.
+    """
+    time.sleep(max(least_s, min(LOOK_S_MAX, (time.monotonic() - began) / 10)))
 
 
 async def eventually(done: Callable[[], Any], what: str) -> Any:
@@ -90,16 +100,16 @@ def bump(source: psycopg.Connection) -> int:
 
 def wait_for(source: psycopg.Connection, number: int, seconds: float = PATIENCE_S) -> None:
     """Return once the views cover marker ``number``; fail if a view has stopped."""
-    deadline = time.monotonic() + seconds
+    began = time.monotonic()
     while True:
         row = source.execute("SELECT n FROM marker_view").fetchone()
         if row and row[0] >= number:
             break
-        assert time.monotonic() < deadline, (
+        assert time.monotonic() < began + seconds, (
             f"views do not cover marker {number} after {seconds} s: {row}; "
             f"{source.execute(STOPPED).fetchone()}"
         )
-        time.sleep(0.003)
+        _pause(began, 0.003)
     stopped = source.execute(STOPPED).fetchone()
     assert stopped is None or not stopped[0], stopped
 

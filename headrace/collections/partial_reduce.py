@@ -2,7 +2,8 @@
 
 A share adds up the numbers of the aggregates, and returns them in one row with its least and
 greatest values.  Only the final step rounds and checks type ranges.  The values stay in the
-share's state: no two shares have the same one (``divided_by``).
+share's state: no two shares have the same one.  Where aggregates keep values of several columns, a
+share has a port for each of them, and gets each row once per port, divided by the port's column.
 """
 
 from __future__ import annotations
@@ -22,18 +23,33 @@ from headrace.types import TEXT, Field, Schema, arrow_type, diff_batch
 
 
 def divided_by(node: plan.ReduceSpec) -> tuple[int, ...] | None:
-    """Return the columns to partition the rows by; () for any partitioning, None if impossible.
+    """Return the column to partition the rows of each port by; None if shares are impossible.
 
-    Where an aggregate keeps values, each value must be in one share only.
+    () means one port and any partitioning.  Where an aggregate keeps values, each value must be in
+    one share only.
     """
-    columns: set[int] = set()
-    for each in node.aggregates:
-        kept = each.distinct or _extreme(each)
-        if each.row or NATIVE[each.function].partial is None:
-            return None
-        if kept and each.argument is not None:
-            columns.add(each.argument)
-    return None if node.keys or len(columns) > 1 else tuple(columns)
+    if node.keys or any(a.row or NATIVE[a.function].partial is None for a in node.aggregates):
+        return None
+    kept = {a.argument for a in node.aggregates if _by_value(a) and a.argument is not None}
+    return tuple(sorted(kept))
+
+
+def read_by(node: plan.ReduceSpec, port: int) -> set[int] | None:
+    """Return the columns that a share reads at ``port``; None means all."""
+    if port == 0:
+        return None
+    columns = divided_by(node) or ()
+    own = [each for each in node.aggregates if _port(each, columns) == port]
+    return {i for each in own for i in (each.argument, each.filter) if i is not None}
+
+
+def _port(spec: plan.AggregateSpec, columns: tuple[int, ...]) -> int:
+    """Return the port whose rows aggregate ``spec`` takes; ``columns``: ``divided_by``."""
+    return columns.index(spec.argument) if _by_value(spec) and spec.argument is not None else 0
+
+
+def _by_value(spec: plan.AggregateSpec) -> bool:
+    return spec.distinct or _extreme(spec)
 
 
 def _extreme(spec: plan.AggregateSpec) -> bool:
@@ -53,15 +69,25 @@ def schema(node: plan.ReduceSpec, in_schema: Schema) -> Schema:
 class PartialReduce(Reduce):
     """Partial aggregate of some rows of a reduce without keys.
 
-    Meaning, shape: one row of ``schema``, also without input rows.
+    Meaning, shape: one row of ``schema``, also without input rows.  The first port counts the rows.
     State: ``id.values`` as in ``Reduce``, for its own rows.
     """
 
     def __init__(
         self, node: plan.ReduceSpec, in_schema: Schema, remote: RemoteEvaluator | None
     ) -> None:
-        super().__init__(node, in_schema, remote)
+        columns = divided_by(node) or ()
+        super().__init__(node, in_schema, remote, max(1, len(columns)))
         self._says = schema(node, in_schema)
+        self._of_port = [
+            [feed for feed in self._feeds if _port(feed.specs[0], columns) == port]
+            for port in range(self.ports)
+        ]
+
+    def apply(self, port: int, batch: pa.RecordBatch) -> list[pa.RecordBatch]:
+        """See ``Collection``."""
+        self._add(batch, self._of_port[port], counted=port == 0)
+        return []
 
     def time_end(self, txid: int) -> list[pa.RecordBatch]:
         """See ``Collection``."""

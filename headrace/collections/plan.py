@@ -427,6 +427,9 @@ class SinkSpec(PlanPart, frozen=True):
     schema: Schema = ()
     key: tuple[str, ...] = ()
     """Columns of the result table's primary key: proved by the planner, or set by the user."""
+    conditions: tuple[str, ...] = ()
+    """Row security of the result table: SQL conditions over its columns.  A role sees the rows for
+    which all are true."""
 
 
 Node = (
@@ -495,8 +498,14 @@ class PhysicalPlan(PlanPart, frozen=True):
 
     def keyed(self, key: tuple[str, ...]) -> PhysicalPlan:
         """Return the plan for a result table with that key."""
-        nodes = (*self.nodes[:-1], msgspec.structs.replace(self.sink, key=key))
-        return msgspec.structs.replace(self, nodes=nodes)
+        return self._with_sink(msgspec.structs.replace(self.sink, key=key))
+
+    def secured(self, conditions: tuple[str, ...]) -> PhysicalPlan:
+        """Return the plan for a result table with these conditions for its readers."""
+        return self._with_sink(msgspec.structs.replace(self.sink, conditions=conditions))
+
+    def _with_sink(self, sink: SinkSpec) -> PhysicalPlan:
+        return msgspec.structs.replace(self, nodes=(*self.nodes[:-1], sink))
 
 
 def _apart(node: Node) -> bool:

@@ -51,9 +51,13 @@ class Reduce(Collection):
     words = "an aggregate"
 
     def __init__(
-        self, node: plan.ReduceSpec, in_schema: Schema, remote: RemoteEvaluator | None
+        self,
+        node: plan.ReduceSpec,
+        in_schema: Schema,
+        remote: RemoteEvaluator | None,
+        ports: int = 1,
     ) -> None:
-        super().__init__(node.id, node.schema)
+        super().__init__(node.id, node.schema, ports)
         self._node = node
         self._key_oids = [in_schema[i].oid for i in node.keys]
         self._key_types = [arrow_type(oid) for oid in self._key_oids]
@@ -106,17 +110,22 @@ class Reduce(Collection):
 
     def apply(self, port: int, batch: pa.RecordBatch) -> list[pa.RecordBatch]:
         """See ``Collection``."""
+        self._add(batch, self._feeds, counted=True)
+        return []
+
+    def _add(self, batch: pa.RecordBatch, feeds: Sequence[PartFeed], *, counted: bool) -> None:
+        """Add rows to the parts of ``feeds``, and if ``counted``, to the counts of the groups."""
         n = batch.num_rows
         if n == 0:
-            return []
+            return
         columns = columns_of(batch)
         weights = np.array(buffers.values(batch.columns[-1]), np.int64)
         keys = keys_of([columns[i] for i in self._node.keys], self._key_oids, n)
         slots = self._number(keys, columns)
-        self._counts.add(slots, np.ones(n, np.int64), weights, len(self._slots))
-        for feed in self._feeds:
+        if counted:
+            self._counts.add(slots, np.ones(n, np.int64), weights, len(self._slots))
+        for feed in feeds:
             self._feed(feed, columns, keys, slots, weights)
-        return []
 
     def _number(self, keys: Packed, columns: Sequence[pa.Array]) -> Int64s:
         """Return the slot of each row's group; assign slots to groups new in this txid."""

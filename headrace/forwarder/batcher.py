@@ -10,7 +10,8 @@ recorded end LSNs instead.
 
 * Invariant 1: a batch ends at the end of a source transaction.
 * Invariant 2: a transaction that committed before the start position is dropped, by our own
-  position (H17).  Its Relation messages are kept, since the server will not send them again.
+  position (H17).  Its Relation messages are kept, since the server will not send them again.  If
+  one is ``expected``, no later one is accepted before it (``last_commit.py``).
 * Invariant 3: memory is bounded.  ``add`` asks the caller to wait while more than ``bytes_max`` are
   buffered; one transaction's bytes beyond ``spool_bytes_min`` go to a file.
 * Invariant 4: ``idle_lsn`` is a keepalive position.  When all taken batches are processed, nothing
@@ -33,9 +34,9 @@ from typing import Final, Protocol
 
 from headrace import clock
 from headrace.errors import ContinuityLost, HeadraceError
-from headrace.forwarder import policy
+from headrace.forwarder import last_commit, policy
 from headrace.forwarder.spool import Spool
-from headrace.kernels.pgoutput import read_begin, read_commit
+from headrace.kernels.pgoutput import Commit, read_begin, read_commit
 from headrace.types import format_lsn
 
 _B, _C, _R, _Y = b"BCRY"
@@ -140,6 +141,10 @@ class Batcher:
     ) -> None:
         """Create a batcher that drops transactions which ended at or before ``start_lsn``."""
         self._start_lsn = start_lsn
+        self.expected: Commit | None = None
+        """Transaction that must be sent again; set before the first message."""
+        self.last: Commit | None = None
+        """Last transaction accepted; any thread may read it."""
         self._cuts = deque(cuts)
         self._interval_s = interval_s
         self._rows_max = rows_max
@@ -154,8 +159,6 @@ class Batcher:
         self._error: HeadraceError | None = None
         self._poked = False
         self._idle_lsn = 0
-        self.accepted = 0
-        """End LSN of the last transaction received; any thread may read it."""
         self._kept_alive = 0
         self._urgent = 0
         self._single = False
@@ -170,6 +173,12 @@ class Batcher:
         self._final_lsn = 0
         self.duplicates = 0
         """Number of transactions dropped because they had been processed before."""
+
+    @property
+    def accepted(self) -> int:
+        """End LSN of the last transaction accepted, or 0; any thread may read it."""
+        last = self.last
+        return 0 if last is None else last.end_lsn
 
     # --- the stream's side
 
@@ -197,6 +206,8 @@ class Batcher:
         """Note that the server has sent everything before ``lsn`` that it will ever send."""
         if self._tx_open:
             return
+        if self.expected is not None and self.expected.end_lsn <= lsn:
+            raise last_commit.missing(self.expected)
         with self._lock:
             while self._cuts and self._cuts[0].end_lsn <= lsn:
                 self._close_open(self._cuts.popleft())
@@ -346,6 +357,8 @@ class Batcher:
                 f" {format_lsn(self._final_lsn)}"
             )
         self._tx_open = False
+        if self.expected is not None and last_commit.repeats(self.expected, commit):
+            self.expected = None
         if self._tx_late:
             # The server does not describe its tables again: keep the descriptions without the rows.
             self._tx_late = False
@@ -360,6 +373,7 @@ class Batcher:
         self._tx_bytes += len(message) + _MESSAGE_BYTES
         with self._lock:
             opens = self._open.transactions == 0
+            self.last = commit
             self._accept(commit.end_lsn, commit.commit_time_us)
             self._tell(opens=opens)
 
@@ -373,7 +387,6 @@ class Batcher:
         batch.oldest_us = min(batch.oldest_us or time_us, time_us)
         batch.transactions += 1
         batch.end_lsn, batch.commit_time_us = end_lsn, time_us
-        self.accepted = end_lsn
         batch.size += self._tx_bytes
         batch.messages += self._tx_messages + len(self._tx)
         self._buffered += self._tx_bytes

@@ -37,12 +37,15 @@ _READ_CHUNK: Final = 512
 _CONTINUITY: Final = frozenset(("55000", "42704", "58P01"))
 """Slot lost or unusable, slot or publication gone, WAL removed."""
 _ACTIVE_ATTEMPTS: Final = 50
+_ANSWER_S_MAX: Final = 30.0
 _WAITS_FOR_STANDBYS: Final = b"StandbySlotsHaveCaughtup"
 """The server's function that warns while ``synchronized_standby_slots`` holds up the stream."""
 _INVALIDATED: Final = {
     "wal_removed": "It needed more WAL than max_slot_wal_keep_size allows.",
     "rows_removed": "Rows of the catalog that it needed were removed; see hot_standby_feedback.",
     "wal_level_insufficient": "wal_level of the primary was below logical.",
+    "recovery_conflict": "Rows of the catalog that it needed were removed; see hot_standby_feedback."
+    " Or wal_level of the primary was below logical.",
     "idle_timeout": "It was not used for longer than idle_replication_slot_timeout.",
 }
 """Explanations of the reasons for which servers invalidate slots."""
@@ -65,6 +68,8 @@ class Origin:
     """Whether logical messages are sent as well (pg_logical_emit_message)."""
     copied_from: str = ""
     """A slot; then ``slot`` is a copy of it, which exists as long as the connection."""
+    standby: bool = False
+    """Whether the server may be promoted, or follow another primary, while it sends."""
 
 
 class SourceSwitched(TransientError):
@@ -85,8 +90,12 @@ class Receiver:
         start_lsn: int,
         on_keepalive: Callable[[list[bytes], int, bool], None],
         expected: Identity | None = None,
+        repeat_lsn: int | None = None,
     ) -> None:
         """Connect and start; ``ordinary`` is a connection to the same database, used only here.
+
+        ``repeat_lsn``: LSN before ``start_lsn`` from which on the server sends again what it still
+        may; see ``begins``.
 
         A stream from a copied slot needs no such connection.
 
@@ -101,6 +110,8 @@ class Receiver:
         self._origin = origin
         self._on_keepalive = on_keepalive
         self.start_lsn: Final = start_lsn
+        self.begins = start_lsn if repeat_lsn is None else repeat_lsn
+        """Transactions whose commit record is at or after this LSN are sent."""
         self.received = start_lsn
         """Last position that the server has sent."""
         self._streams = streamed.Streams(origin.spool_dir, origin.bytes_max)
@@ -109,10 +120,16 @@ class Receiver:
         self._notice: str | None = None
         self._waits = ""
         """Why the server has sent nothing for a while, as it said last."""
+        self._leaving = False
         self._wake_in, self._wake_out = socket.socketpair()
+        self._witness: psycopg.Connection[Any] | None = None
+        """A second connection, which says on which timeline the server is (``_prove``)."""
         self._conn = self._connect()
         try:
-            self.identity: Final = self._identify(expected)
+            self.identity: Final = self._identify(self._conn, expected)
+            if origin.standby:
+                self._witness = self._session()
+                self._identify(self._witness, self.identity)
             if ordinary is None:
                 self._copy()
             self._start(ordinary)
@@ -124,18 +141,26 @@ class Receiver:
 
     def _connect(self) -> psycopg.Connection[Any]:
         try:
-            conn = connect.session(self._origin.dsn, name=self._origin.name, replication=True)
-        except psycopg.Error as error:
+            conn = self._session()
+        except BaseException:
             self._wake_in.close()
             self._wake_out.close()
-            raise failures.classify(error) from error
+            raise
         conn.pgconn.notice_handler = self._on_notice
         return conn
 
-    def _identify(self, expected: Identity | None) -> Identity:
-        found = timeline.identify(self._conn)
+    def _session(self) -> psycopg.Connection[Any]:
+        try:
+            return connect.session(self._origin.dsn, name=self._origin.name, replication=True)
+        except psycopg.Error as error:
+            raise failures.classify(error) from error
+
+    def _identify(self, conn: psycopg.Connection[Any], expected: Identity | None) -> Identity:
+        found = timeline.identify(conn)
         if expected is None or found == expected:
             return found
+        if self._origin.standby:
+            raise SourceSwitched(f"it has changed to timeline {found.timeline}")
         if found.system_id == expected.system_id and found.timeline > expected.timeline:
             raise SourceSwitched(f"the source has begun timeline {found.timeline}")
         raise timeline.other(found, expected)
@@ -173,7 +198,7 @@ class Receiver:
             "START_REPLICATION SLOT {} LOGICAL {} ({}, publication_names {}{})"
         ).format(
             sql.SQL(origin.slot),
-            sql.SQL(format_lsn(self.start_lsn)),
+            sql.SQL(format_lsn(self.begins)),
             sql.SQL(streamed.OPTIONS),
             sql.Literal(f'"{origin.publication}"'),
             sql.SQL(", messages 'true'" if origin.messages else ""),
@@ -239,6 +264,7 @@ class Receiver:
                 f" {format_lsn(self.start_lsn)}. Another program has used or re-created"
                 f" the slot.",
             )
+        self.begins = max(self.begins, state.confirmed)
 
     # --- reading
 
@@ -247,7 +273,14 @@ class Receiver:
 
         Raises:
             HeadraceError: the server has ended the stream, with the reason.
+            SourceSwitched: they may belong to another timeline.
         """
+        out, idle = self._gather()
+        if out:
+            self._prove()
+        return out, idle
+
+    def _gather(self) -> tuple[list[bytes], bool]:
         if self._whole is not None:
             more = next(self._whole, None)
             if more is not None:
@@ -272,6 +305,7 @@ class Receiver:
                         break
                 elif kind == b"k"[0]:
                     _, lsn, _, ask = _KEEPALIVE.unpack(bytes(data))
+                    self._prove()
                     self.received = max(self.received, lsn)
                     self._on_keepalive(out, lsn, bool(ask))
                     out = []
@@ -282,6 +316,35 @@ class Receiver:
             else:
                 raise self._ended(pgconn)
         return out, False
+
+    def _prove(self) -> None:
+        """Check that all that has arrived is of the timeline on which the stream began.
+
+        A server sends only what it has replayed.  If it is on that timeline now, it was when it
+        sent.  The stream itself does not tell: it goes on over a promotion.
+
+        Raises:
+            SourceSwitched: the server is on another timeline.
+            TransientError: it does not answer, or ``leave`` was called.
+        """
+        if self._witness is None:
+            return
+        pgconn = self._witness.pgconn
+        pgconn.send_query(timeline.IDENTIFY)
+        pgconn.flush()
+        until = clock.monotonic() + _ANSWER_S_MAX
+        while pgconn.is_busy():
+            ready = self._poll(max(until - clock.monotonic(), 0.0), pgconn.socket)
+            if self._leaving or clock.monotonic() >= until:
+                raise TransientError("the server does not say on which timeline it is")
+            if pgconn.socket in ready:
+                pgconn.consume_input()
+        result = pgconn.get_result()
+        while pgconn.get_result() is not None:
+            pass
+        found = timeline.identity(result)
+        if found != self.identity:
+            raise SourceSwitched(f"it has changed to timeline {found.timeline}")
 
     @property
     def streamed(self) -> tuple[int, int]:
@@ -311,18 +374,22 @@ class Receiver:
         Returns whether there was input.
         """
         handle = self._conn.pgconn.socket
+        if handle in self._poll(timeout_s, handle, *others):
+            self._conn.pgconn.consume_input()
+            return True
+        return False
+
+    def _poll(self, timeout_s: float, *files: int) -> set[int]:
+        """Wait for input of one of the ``files``, ``wake`` or the time-out; return the former."""
         wake = self._wake_in.fileno()
         # Not select(), which stops at 1 024 files: a worker has a file open for each state.
         wanted = select.poll()
-        for number in (handle, wake, *others):
+        for number in (wake, *files):
             wanted.register(number, select.POLLIN)
         ready = {number for number, _ in wanted.poll(timeout_s * 1000)}
         if wake in ready:
             self._wake_in.recv(4096)
-        if handle in ready:
-            self._conn.pgconn.consume_input()
-            return True
-        return False
+        return ready
 
     def wake(self) -> None:
         """Make ``wait`` return; from any thread."""
@@ -331,9 +398,16 @@ class Receiver:
         except OSError:
             _log.debug("stream has ended already")
 
+    def leave(self) -> None:
+        """Make ``gather`` and ``wait`` return or raise soon, to ``close``; from any thread."""
+        self._leaving = True
+        self.wake()
+
     def close(self) -> None:
         """Disconnect."""
         self._conn.close()
+        if self._witness is not None:
+            self._witness.close()
         self._streams.close()
         self._wake_in.close()
         self._wake_out.close()

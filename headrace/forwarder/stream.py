@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 import psycopg
@@ -23,6 +24,8 @@ from headrace.errors import BugError, HeadraceError, TransientError
 from headrace.forwarder.batcher import Backlog, Batch, Batcher, Cut
 from headrace.forwarder.carried import Opener
 from headrace.forwarder.receiver import Origin, Receiver
+from headrace.kernels.pgoutput import Commit
+from headrace.postgres import decoding_standby
 from headrace.postgres.timeline import Identity
 
 _log = structlog.get_logger(__name__)
@@ -34,38 +37,51 @@ _ASK_S_MAX: Final = 0.05
 """Bounds of the pause between requests for the server's position while a caller waits for one."""
 
 
-class Stream:
-    """A running stream from ``start_lsn``; ``batcher`` returns the received batches.
+@dataclass(frozen=True, slots=True)
+class StreamStart:
+    """Where a stream begins."""
 
-    ``source`` is an ordinary connection to the same database, used while starting only.
+    lsn: int
+    """LSN at which the processed transactions end."""
+    cuts: Sequence[Cut] = ()
+    """Recorded batches, which are to end there again."""
+    backlog: Backlog | None = None
+    """Batches that are taken first."""
+    last: Commit | None = None
+    """Last transaction received by earlier streams; None: unknown."""
+
+
+class Stream:
+    """A running stream; ``batcher`` returns the received batches.
+
+    ``source`` is an ordinary connection to the same database on the server of the slot, used while
+    starting only.
     """
 
     def __init__(
         self,
         settings: Settings,
         source: psycopg.Connection[Any],
-        start_lsn: int,
-        cuts: Sequence[Cut] = (),
+        begin: StreamStart,
         expected: Identity | None = None,
-        backlog: Backlog | None = None,
         token: str | None = None,
     ) -> None:
-        """Connect and start; the batches of ``backlog`` are taken first.
+        """Connect and start.
 
         ``token``: the token of the messages that carry other databases' changes
         (``carried.py``); None: there are none.
 
         Raises:
-            ContinuityLost: it cannot be continued at ``start_lsn`` without loss.
+            ContinuityLost: it cannot be continued at ``begin`` without loss.
             TransientError: it cannot be started now.
             PrerequisiteError: the server refuses us.
         """
         self._settings = settings
-        self._backlog = backlog
-        self.start_lsn = start_lsn
+        self._backlog = begin.backlog
+        self.start_lsn = begin.lsn
         self.batcher = Batcher(
-            start_lsn=start_lsn,
-            cuts=cuts,
+            start_lsn=begin.lsn,
+            cuts=begin.cuts,
             interval_s=settings.batch_interval_ms / 1000,
             rows_max=settings.batch_rows_max,
             bytes_max=settings.memory.changes,
@@ -73,20 +89,30 @@ class Stream:
             spool_dir=settings.spool_dir,
         )
         self._confirmed = 0
+        self._sent = 0
+        """Position that was last sent as the confirmed one."""
         self._asked = 0
         self._stopping = False
         self.token: Final = token
         self._opener = None if token is None else Opener(token)
         origin = Origin(
-            settings.source,
+            decoding_standby.dsn(settings),
             "headrace stream",
             settings.slot_name,
             settings.publication_name,
             settings.spool_dir,
             settings.memory.transaction,
             messages=token is not None,
+            standby=bool(settings.decode_from),
         )
-        self._receiver = Receiver(origin, source, start_lsn, self._on_keepalive, expected)
+        last = begin.last
+        repeat_lsn = begin.lsn if last is None else min(begin.lsn, last.commit_lsn)
+        with decoding_standby.blamed(settings):
+            self._receiver = Receiver(
+                origin, source, begin.lsn, self._on_keepalive, expected, repeat_lsn
+            )
+        if last is not None and self._receiver.begins <= last.commit_lsn:
+            self.batcher.expected = last
         self.identity: Final = self._receiver.identity
         self._thread = threading.Thread(target=self._run, name="headrace-stream", daemon=True)
         self._thread.start()
@@ -170,7 +196,7 @@ class Stream:
     def stop(self) -> None:
         """End the stream and wait for its thread; buffered messages are dropped."""
         self._stopping = True
-        self._wake()
+        self._receiver.leave()
         self._thread.join()
         self.batcher.close()
 
@@ -178,22 +204,32 @@ class Stream:
 
     def _run(self) -> None:
         try:
-            self._read()
+            with decoding_standby.blamed(self._settings):
+                self._follow()
         except HeadraceError as error:
             self.batcher.fail(error)
-        except (psycopg.Error, OSError) as error:
-            self.batcher.fail(TransientError(f"the stream broke: {error}"))
         except Exception as error:  # noqa: BLE001  the engine's thread waits for batches
             _log.exception("stream ended by a bug")
             self.batcher.fail(BugError(f"internal error in the stream: {error!r}"))
         finally:
             self._receiver.close()
 
+    def _follow(self) -> None:
+        try:
+            try:
+                self._read()
+            except TransientError:
+                if not self._stopping:  # else what it waited for is not needed any more
+                    raise
+            if self._sent != self._confirmed:
+                self._feedback(ask=False)
+        except (psycopg.Error, OSError) as error:
+            raise TransientError(f"the stream broke: {error}") from error
+
     def _read(self) -> None:
         receiver, batcher = self._receiver, self.batcher
         last_feedback = clock.monotonic()
         last_input = clock.monotonic()
-        sent = 0
         interval = self._settings.feedback_interval_ms / 1000
         pause = _ASK_S_MIN
         while not self._stopping:
@@ -202,8 +238,8 @@ class Stream:
             urgent = batcher.urgent
             pause = pause if urgent else _ASK_S_MIN
             every = min(pause, interval) if urgent else interval
-            if now - last_feedback >= every or sent != self._confirmed:
-                sent = self._feedback(ask=True)
+            if now - last_feedback >= every or self._sent != self._confirmed:
+                self._feedback(ask=True)
                 last_feedback = now
                 pause = min(2 * pause, _ASK_S_MAX)
             messages, idle = receiver.gather()
@@ -220,8 +256,6 @@ class Stream:
                     last_input = clock.monotonic()
                 elif clock.monotonic() - last_input > _SILENCE_S_MAX:
                     raise TransientError("the server has been silent for too long")
-        if sent != self._confirmed:
-            self._feedback(ask=False)
 
     def _add(self, messages: list[bytes]) -> bool:
         """Pass messages on, carried ones unpacked; returns whether there is room for more."""
@@ -238,10 +272,10 @@ class Stream:
             self.batcher.poke()
             self._feedback(ask=False)
 
-    def _feedback(self, *, ask: bool) -> int:
+    def _feedback(self, *, ask: bool) -> None:
         confirmed = self._confirmed
         self._receiver.feedback(confirmed, ask=ask)
-        return confirmed
+        self._sent = confirmed
 
     def _wake(self) -> None:
         self._receiver.wake()

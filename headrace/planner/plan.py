@@ -11,6 +11,7 @@ connection (``analysis``).  Both are rolled back: nothing is left in the user's 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final
@@ -25,6 +26,7 @@ from headrace.planner.analyse import check, position, session
 from headrace.planner.analyse.analysis import LOCKED, Analysis
 from headrace.planner.analyse.catalog import Catalog
 from headrace.planner.analyse.nodetree import Node as Tree
+from headrace.planner.analyse.policies import RowSecurity
 from headrace.planner.analyse.present import names
 from headrace.planner.binding import functions_in_from
 from headrace.planner.binding.bind import Binder
@@ -51,6 +53,7 @@ from headrace.planner.passes import fulljoins, temporal
 from headrace.planner.passes.decorrelate import decorrelate
 from headrace.planner.passes.inlining import inline
 from headrace.planner.passes.optimise import optimise
+from headrace.planner.passes.row_security import carry
 from headrace.planner.passes.singles import place_singles
 from headrace.planner.physical.build import PhysicalBuilder
 from headrace.planner.physical.explain import (
@@ -68,9 +71,10 @@ from headrace.planner.scalars.lower import Lowering
 from headrace.planner.scalars.scope import Scope
 from headrace.postgres.connect import Connection
 from headrace.postgres.settings import FUNCTION_PATH
-from headrace.types import UNKNOWN, Field, Schema
+from headrace.types import BYTEA, FIXED, NAME, TEXT, UNKNOWN, VARCHAR, Field, Schema
 
 _PROOF_CHUNK: Final = 500
+_TEXTS: Final = frozenset((TEXT, VARCHAR, NAME, BYTEA))
 _MAKES_ARRAYS: Final = re.compile(r"\[\]|record|populate|array_in")
 """In the SQL of what may make an array out of a text."""
 
@@ -99,7 +103,7 @@ def _over(whole: Planned, upper: Planned) -> Planned:
         whole,
         logical=upper.logical,
         optimised=upper.optimised,
-        physical=upper.physical,
+        physical=upper.physical.secured(whole.physical.sink.conditions),
         explain=upper.explain,
         graphs=upper.graphs,
         whole=whole.physical,
@@ -108,12 +112,17 @@ def _over(whole: Planned, upper: Planned) -> Planned:
 
 
 def _plan(conn: Connection, request: PlanRequest) -> Planned:
-    with (
-        session.reading(conn),
-        Analysis(conn, request.caller, request.settings) as analysis,
-        limits.between(analysis.rest),
-    ):
-        return _planned(conn, analysis, request)
+    analysis = Analysis(conn, request.caller, request.settings)
+    while True:
+        try:
+            with session.reading(conn), analysis, limits.between(analysis.rest):
+                return _planned(conn, analysis, request)
+        except HeadraceError as error:
+            # The catalog waits behind a statement that waits for the locks of the analysis: both
+            # transactions have ended, and it can go on.
+            if error.code != LOCKED or not analysis.may_wait:
+                raise
+            limits.check()
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +170,7 @@ def _planned(conn: Connection, analysis: Analysis, request: PlanRequest) -> Plan
     catalog.functions.doubt = bodies.doubt
     catalog.functions.gives_rows = bodies.gives_rows
     clock = partial(functions.reads_clock, catalog)
-    check.refuse_clock_literals(bound.tree, written, bound.position, clock)
+    check.refuse_clock_literals(bound.tree, written, bound.position, clock, catalog.now)
     sources = Sources(conn, analysis, catalog, settings, bodies, request.over)
     sources.load(bound, request.caller)
     check.refuse_constructs(bound.tree, written, bound.position)
@@ -183,7 +192,9 @@ def _planned(conn: Connection, analysis: Analysis, request: PlanRequest) -> Plan
     binder = Binder(lowering, sources.tables)
     bound_plan = inline(binder.bind(bound.tree), binder.numbers)
     columns, builder = _columns(catalog, bound), PhysicalBuilder(lowering, request.recursions)
-    logical, optimised, physical = _computed(lowering, builder, bound_plan, columns)
+    secured = sources.tables.secured
+    with sources.discreet():
+        logical, optimised, physical = _computed(lowering, builder, bound_plan, columns, secured)
     if not read.array_nulls:
         _refuse_arrays_of_texts(builder.remotes)
     functions_in_from.prove(lowering, builder.sets)
@@ -198,7 +209,7 @@ def _planned(conn: Connection, analysis: Analysis, request: PlanRequest) -> Plan
         settings=_kept(settings, catalog),
         functions=catalog.functions.of_users(),
         types=frozenset(catalog.mentioned),
-        others=frozenset(catalog.others),
+        others=frozenset(catalog.others) | {("pg_class", oid) for oid in secured},
         relations=frozenset(sources.relations),
         rights=frozenset(sources.rights),
         views=frozenset(sources.views),
@@ -211,16 +222,30 @@ def _planned(conn: Connection, analysis: Analysis, request: PlanRequest) -> Plan
 
 
 def _computed(
-    lowering: Lowering, builder: PhysicalBuilder, bound_plan: Node, columns: Schema
+    lowering: Lowering,
+    builder: PhysicalBuilder,
+    bound_plan: Node,
+    columns: Schema,
+    secured: Mapping[int, RowSecurity],
 ) -> tuple[Node, Node, PhysicalPlan]:
     """Return the logical, the optimised and the proven physical plan."""
-    logical = decorrelate(bound_plan, lowering)
+    identical = partial(_identical, lowering.catalog)
+    logical, carried = carry(decorrelate(bound_plan, lowering), secured, identical)
     rewritten = optimise(logical)
     fulljoins.require_executable(lowering, bound_plan, rewritten)
     optimised = each(rewritten, partial(temporal.extract, lowering=lowering))
     placed = each(optimised, partial(place_singles, context=lowering))
     physical = builder.build(placed, columns).keyed(uniquekeys.proved(optimised, columns))
-    return logical, optimised, _proven(lowering, builder, physical)
+    named = ({n: columns[place].name for n, place in c.places.items()} for c in carried)
+    conditions = tuple(c.security.condition(n) for c, n in zip(carried, named, strict=True))
+    return logical, optimised, _proven(lowering, builder, physical).secured(conditions)
+
+
+def _identical(catalog: Catalog, ref: Ref) -> bool:
+    """Return whether values of a column that SQL calls equal cannot be distinguished."""
+    if ref.oid in _TEXTS:
+        return catalog.collations.deterministic(ref.collation)
+    return ref.oid in FIXED or catalog.types[ref.oid].kind == "e"
 
 
 def _shown(

@@ -45,11 +45,11 @@ SELECT a.attname, d.classid::pg_catalog.regclass::text,
   LEFT JOIN pg_catalog.pg_class i
     ON d.classid = 'pg_catalog.pg_class'::regclass AND i.oid = d.objid
  WHERE d.refclassid = 'pg_catalog.pg_class'::regclass AND d.refobjid = %(table)s
-   AND a.attname = ANY (%(names)s)
+   AND a.attname = ANY (%(names)s) AND d.classid <> 'pg_catalog.pg_policy'::regclass
    AND (k.oid IS NULL OR k.conrelid <> d.refobjid OR k.contype NOT IN ('p', 'n'))
    AND (i.oid IS NULL OR i.relname <> %(hash)s)
  GROUP BY 1, 2, 3 ORDER BY 3, 1"""
-"""Objects that depend on columns, except Headrace's own: the key and the row index."""
+"""Objects that depend on columns, except Headrace's own: the key, the row index, policies."""
 _REFERRING: Final = """
 SELECT pg_catalog.pg_describe_object('pg_catalog.pg_constraint'::regclass, k.oid, 0)
   FROM pg_catalog.pg_constraint k

@@ -8,7 +8,7 @@ that do not fit, and large ones where there is a cluster.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from headrace.collections import plan
@@ -53,6 +53,15 @@ class Choice:
     """Whether no other population should run concurrently, if it runs here."""
     why: str = ""
     """The reason, if it was not the memory."""
+
+    @property
+    def fits(self) -> bool:
+        """Whether the states would fit into the memory share of this process."""
+        return self.bytes <= self.share
+
+    def without_spark(self, cause: str) -> Choice:
+        """Return the choice of this process because of ``cause``."""
+        return replace(self, mode=LOCAL, why=cause)
 
     def __str__(self) -> str:
         """Return a description for users and logs."""

@@ -6,16 +6,15 @@ import threading
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from headrace.collections.plan import PhysicalPlan
 from headrace.config import Settings
 from headrace.planner import limits
+from headrace.population.inputs import Inputs
 from headrace.population.job import Job
 from headrace.population.places import Places
 from headrace.population.planner_processes import PlannerProcesses
 from headrace.population.shared import Snapshots
 from headrace.population.snapshot import Snapshot
 from headrace.population.staging import Staging
-from headrace.population.tables import TableSize
 from headrace.reading.reader import TextReader
 
 
@@ -43,12 +42,14 @@ class SparkPopulation(Protocol):
     def begin(self) -> None:
         """Start Spark in the background, for a population that will need it."""
 
+    def await_start(self, job: Job) -> None:
+        """Wait until Spark has started; raise SparkUnavailable if it does not."""
+
     def populate(
         self,
         job: Job,
-        plan: PhysicalPlan,
+        inputs: Inputs,
         snapshot: Snapshot,
-        sizes: dict[str, TableSize],
         settings: dict[str, str],
         staged: Staging,
         owner: str,

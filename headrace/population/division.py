@@ -7,17 +7,18 @@ Equal rows stay together; every task has all rows of the other port.  That is co
 * collections that read the clock, which treat each row by itself;
 * a top-k or an aggregate without keys, in two steps: each *share* of the rows computes its first
   rows or partial aggregates, and one task combines them (``front``).  The state of a share holds
-  its own rows or values only.
+  its own rows or values only.  Values of several columns take a copy of each row per column.
 
 Division pays if the larger side is the divided one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Final
 
 import msgspec
+import pyarrow as pa
 
 from headrace.collections import partial_reduce, plan
 from headrace.collections.base import Collection
@@ -59,6 +60,12 @@ def share(node: Node, in_schema: Schema, remote: RemoteEvaluator | None) -> Coll
     raise BugError(f'node "{node.id}" has no shares')
 
 
+def ports(node: Node) -> int:
+    """Return the number of input ports of a share of ``node``."""
+    columns = partial_reduce.divided_by(node) if isinstance(node, plan.ReduceSpec) else None
+    return max(1, len(columns or ()))
+
+
 def shared_schema(node: Node, in_schema: Schema) -> Schema:
     """Return the schema of the partial results of ``node``."""
     return (
@@ -75,9 +82,28 @@ def front(node: Node, in_schema: Schema, remote: RemoteEvaluator | None) -> Coll
     raise BugError(f'node "{node.id}" has no shares')
 
 
-def columns(node: Node) -> tuple[int, ...]:
-    """Return the columns that divide the rows of ``node``; empty means all columns."""
-    return (partial_reduce.divided_by(node) or ()) if isinstance(node, plan.ReduceSpec) else ()
+def copies(node: Node, batch: pa.RecordBatch) -> Iterator[tuple[tuple[int, ...], pa.RecordBatch]]:
+    """Yield ``batch`` for each port of a share of ``node``, with the columns that divide its rows.
+
+    () means all columns.  In later copies, columns that the share does not read are NULL.
+    """
+    columns = partial_reduce.divided_by(node) if isinstance(node, plan.ReduceSpec) else ()
+    if not isinstance(node, plan.ReduceSpec) or not columns:
+        yield (), batch
+        return
+    for port, column in enumerate(columns):
+        read = partial_reduce.read_by(node, port)
+        yield (column,), batch if read is None else _reduced(batch, read)
+
+
+def _reduced(batch: pa.RecordBatch, read: set[int]) -> pa.RecordBatch:
+    """Return ``batch`` with NULLs in columns that are neither in ``read`` nor the weights."""
+    kept = read | {batch.num_columns - 1}
+    arrays = [
+        column if place in kept else pa.nulls(len(column), column.type)
+        for place, column in enumerate(batch.columns)
+    ]
+    return pa.RecordBatch.from_arrays(arrays, schema=batch.schema)
 
 
 def divided(physical: PhysicalPlan, tables: Mapping[str, int]) -> dict[str, int]:

@@ -30,6 +30,7 @@ from headrace.errors import TransientError
 from headrace.population import reader, tables
 from headrace.population import snapshot as snapshots
 from headrace.population.job import Job
+from headrace.population.reader import TableOrigin
 from headrace.population.snapshot import Snapshot, SnapshotBlocked
 from headrace.population.tables import TableChanged, TableSize
 from headrace.postgres.connect import Connection, for_job
@@ -58,19 +59,14 @@ class SourceSnapshots:
     snapshots: dict[str, Snapshot] = field(default_factory=dict)
     """By source, like ``rows``."""
 
-    @contextlib.contextmanager
-    def reading(self, spec: SourceSpec) -> Iterator[tuple[Connection, SourceSpec]]:
-        """Yield a connection in the source's snapshot, and ``spec`` translated to the source."""
-        row = self.stand_ins[spec.table_oid]
-        snapshot = self.snapshots[row.source]
-        with reader.joined(self.rows[row.source].dsn, snapshot.ref) as conn:
-            yield conn, _there(conn, spec, row)
-
-    def size(self, spec: SourceSpec) -> TableSize:
-        """Return the size of the table in the source."""
-        row = self.stand_ins[spec.table_oid]
-        with for_job(self.rows[row.source].dsn, what="population") as conn:
-            return tables.size(conn, _there(conn, spec, row))
+    def origin(self, spec: SourceSpec) -> TableOrigin | None:
+        """Return the table of a source that ``spec`` stands for; None: it is a table of here."""
+        row = self.stand_ins.get(spec.table_oid)
+        if row is None:
+            return None
+        dsn, ref = self.rows[row.source].dsn, self.snapshots[row.source].ref
+        with reader.joined(dsn, ref) as conn:
+            return TableOrigin(row.source, dsn, ref, _there(conn, spec, row))
 
     def fill(self, conn: Connection) -> None:
         """Copy the rows of the snapshots into the shadow tables, in ``conn``'s transaction.
@@ -100,6 +96,16 @@ class SourceSnapshots:
         """Raise SnapshotLost unless all snapshots still exist."""
         for snapshot in self.snapshots.values():
             snapshot.check()
+
+
+def size(conn: Connection, spec: SourceSpec, row: StandIn) -> TableSize:
+    """Return the size of the table in the source that shadow table ``row`` stands for.
+
+    Raises:
+        TransientError: the source cannot be reached.
+    """
+    with for_job(_running(conn, row.source).dsn, what="population") as other:
+        return tables.size(other, _there(other, spec, row))
 
 
 @contextlib.contextmanager

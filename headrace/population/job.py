@@ -44,6 +44,8 @@ class Job:
         self.name: Final = name or f"{identity.name()}-{next(_numbers)}"
         self.unasked = False
         """Whether the server started the job by itself, without a call of a user."""
+        self.view_id = 0
+        """The view that it populates; 0: none yet."""
         self._report = report
         self._cancelled = threading.Event()
         self._lock = threading.Lock()
@@ -154,7 +156,7 @@ class Job:
         if done > self._total:
             # More rows than expected: drop the wrong estimate.
             self._total = 0
-        message: dict[str, Any] = {"phase": self._phase}
+        message: dict[str, Any] = {"phase": self._phase, "view_id": self.view_id}
         if self._total or done:
             message["rows"] = done
         if self._total:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from functools import partial
 
 import pyarrow as pa
@@ -15,6 +14,7 @@ from headrace.expressions.remote import RemoteEvaluator
 from headrace.population import reader, rows
 from headrace.population.elsewhere import SourceSnapshots
 from headrace.population.feeding import Feeding
+from headrace.population.inputs import Inputs
 from headrace.population.job import Job
 from headrace.population.snapshot import SnapshotRef
 from headrace.population.staging import Staging
@@ -27,19 +27,6 @@ from headrace.state.memory import MemoryStore
 _PART = "0"
 
 
-@dataclass(frozen=True, slots=True)
-class Inputs:
-    """Inputs of an in-process population."""
-
-    plan: PhysicalPlan
-    sizes: Mapping[str, TableSize]
-    """Sizes of the tables, by source ID."""
-    feeding: Feeding | None = None
-    """The view that feeds this one, if any."""
-    elsewhere: SourceSnapshots | None = None
-    """Snapshots of the sources that some of the tables are in."""
-
-
 def populate(
     job: Job,
     dsn: str,
@@ -47,15 +34,17 @@ def populate(
     ref: SnapshotRef,
     remote: RemoteEvaluator | None,
     staging: Staging,
+    feeding: Feeding | None = None,
 ) -> tuple[int, Callable[[], None]]:
     """Fill ``staging`` with the result rows at snapshot ``ref``.
 
+    ``feeding``: the view that feeds this one, if any.
     Return the number of rows, and a function that adds the states.
 
     Raises:
         SnapshotLost: the snapshot is gone; begin anew with another.
     """
-    plan, feeding = inputs.plan, inputs.feeding
+    plan = inputs.plan
     store = MemoryStore(undo=False)
     flow = Dataflow(plan, store, remote, ref.start_lsn, repeats=True)
     done = 0
@@ -64,7 +53,7 @@ def populate(
         job.cancelling(lambda: conn.cancel_safe(timeout=5.0)),
     ):
         if plan.temporal:
-            flow.begin(0, 0, _now(conn))
+            flow.begin(0, 0, inputs.clock(dsn, ref))
         if feeding is not None:
             done = feeding.load(flow, conn)
         for source in _in_order(plan, inputs.sizes):
@@ -89,22 +78,17 @@ def _reading(
     job: Job, conn: Connection, source: SourceSpec, elsewhere: SourceSnapshots | None
 ) -> Iterator[Iterator[list[pa.Array]]]:
     """Yield the rows of ``source``, from this database or another."""
-    if elsewhere is None or source.table_oid not in elsewhere.stand_ins:
+    origin = None if elsewhere is None else elsewhere.origin(source)
+    if origin is None:
         with contextlib.closing(reader.read(conn, source)) as batches:
             yield batches
         return
     with (
-        elsewhere.reading(source) as (other, there),
+        reader.joined(origin.dsn, origin.ref) as other,
         job.cancelling(lambda: other.cancel_safe(timeout=5.0)),
-        contextlib.closing(reader.read(other, there, plain=True)) as batches,
+        contextlib.closing(reader.read(other, origin.table, plain=True)) as batches,
     ):
         yield batches
-
-
-def instant(dsn: str, ref: SnapshotRef) -> int:
-    """Return ``now()`` in snapshot ``ref``, for readers that use several transactions."""
-    with reader.joined(dsn, ref) as conn:
-        return _now(conn)
 
 
 def _while_wanted(job: Job, pieces: Pieces) -> Pieces:
@@ -120,14 +104,3 @@ def _in_order(plan: PhysicalPlan, sizes: Mapping[str, TableSize]) -> list[Source
     """
     first = {source.table_oid: source for source in reversed(plan.sources)}
     return sorted(first.values(), key=lambda source: (sizes[source.id].rows, source.table_oid))
-
-
-def _now(conn: Connection) -> int:
-    """Return ``now()`` of the reading transaction, in microseconds since 2000-01-01 UTC."""
-    row = conn.execute(
-        "SELECT pg_catalog.floor(pg_catalog.date_part('epoch', pg_catalog.now()"
-        " - '2000-01-01 00:00:00+00'::pg_catalog.timestamptz) * 1000000)"
-        "::pg_catalog.int8"
-    ).fetchone()
-    assert row is not None, "the time is a row"
-    return int(row[0])

@@ -22,7 +22,7 @@ from headrace.state import layout, loaded
 from headrace.state.layout import Pair
 from headrace.state.loaded import Pieces
 
-_FOLDER: Final = "parts"
+FOLDER: Final = "parts"
 _SCHEMA: Final = pa.schema([("key", pa.large_binary()), ("value", pa.large_binary())])
 
 
@@ -38,7 +38,9 @@ def shared(node: Node) -> dict[str, bool]:
 
 def leave(staging: Staging, part: str, states: Mapping[str, Pieces]) -> None:
     """Write the part of ``states`` that task ``part`` has; a repeated task overwrites it."""
-    folder = staging.path / _FOLDER
+    if not staging.states:
+        return
+    folder = staging.path / FOLDER
     for name, pieces in states.items():
         folder.mkdir(mode=0o700, exist_ok=True)
         pairs = list(loaded.pairs(pieces))
@@ -57,11 +59,11 @@ def merge(staging: Staging, plan: PhysicalPlan) -> None:
     made: dict[str, Pieces] = {}
     for node in plan.nodes:
         for name, weights in shared(node).items():
-            files = sorted((staging.path / _FOLDER).glob(f"{name}.*.arrow"))
+            files = sorted((staging.path / FOLDER).glob(f"{name}.*.arrow"))
             found = _summed(files) if weights else _same(files)
             made[name] = loaded.pieces([*found], [*found.values()])
     staging.write_state("whole", made)
-    shutil.rmtree(staging.path / _FOLDER, ignore_errors=True)
+    shutil.rmtree(staging.path / FOLDER, ignore_errors=True)
 
 
 def _summed(files: list[Path]) -> dict[bytes, bytes]:

@@ -20,60 +20,48 @@ import structlog
 from psycopg import sql
 
 from headrace import clock, events
-from headrace.collections.plan import SourceSpec
-from headrace.config import Settings, turns_dir
 from headrace.errors import (
     HeadraceError,
-    PrerequisiteError,
     SnapshotLost,
     TransientError,
     UserError,
 )
-from headrace.expressions.remote import RemoteEvaluator
 from headrace.planner import Planned, PlanRequest, plan
 from headrace.planner.limits import PlanLimits
 from headrace.planner.logical import uniquekeys
 from headrace.population import (
-    choice,
     elsewhere,
-    local,
-    names,
     placing,
-    reader,
     rights,
     staging,
-    tables,
     uses,
 )
 from headrace.population import snapshot as snapshots
 from headrace.population.choice import Choice
 from headrace.population.context import JobContext
-from headrace.population.elsewhere import SourceSnapshots
 from headrace.population.feeding import Feeding
 from headrace.population.handover import Handover
-from headrace.population.job import Job, cancelled
+from headrace.population.job import Job
+from headrace.population.loader import Loaded, Loader
 from headrace.population.placing import CostFacts
+from headrace.population.slot_check import check_slot
 from headrace.population.snapshot import Snapshot, SnapshotBlocked
 from headrace.population.staging import Staging
-from headrace.population.tables import TableChanged, TableSize
+from headrace.population.tables import TableChanged
 from headrace.postgres import fingerprint, publication, reuse
 from headrace.postgres.connect import Connection
 from headrace.postgres.failures import as_headrace
 from headrace.postgres.reliances import Facts
-from headrace.process import bounds, faults
-from headrace.process.bounds import Bound
+from headrace.process import faults
 from headrace.sql import origins, points, reads, results, views, watched
 from headrace.sql.origins import StandIn
 from headrace.sql.status import Status
 from headrace.sql.view_spec import ViewSpec
-from headrace.types import format_lsn
+from headrace.sql.watched import Cost
 
 _log = structlog.get_logger(__name__)
 _ATTEMPTS: Final = 3
 _RETRY_S: Final = 0.2
-
-Loaded = tuple[int, Callable[[], None]]
-"""Number of result rows, and a function that writes the states."""
 
 
 @contextlib.contextmanager
@@ -147,7 +135,7 @@ def _point(conn: Connection, name: str | None) -> int | None:
     return view.result_oid
 
 
-class Population:
+class Population(Loader):
     """One population after planning; see the module docstring."""
 
     def __init__(
@@ -160,19 +148,12 @@ class Population:
         name: str,
     ) -> None:
         """``name``: the view's name, for the log."""
-        self._planned_under = planned_under
-        self._context = context
-        self._settings = context.settings
-        self._dsn = context.settings.source
-        self._job = job
-        self._planned = planned
-        self._options = options
+        super().__init__(context, job, planned, options, planned_under, name)
         self._view_id = 0
         self._name = name
         self._committed = False
-        self._feeding: Feeding | None = None
-        self._elsewhere: SourceSnapshots | None = None
-        self._log = _log.bind(view=name)
+        self._wait_until = math.inf
+        """When reading must have begun, on the monotonic clock."""
         self._worker = Handover(context, job, self._log)
 
     def register(self, conn: Connection, undo: contextlib.ExitStack) -> None:
@@ -187,9 +168,9 @@ class Population:
         """Populate the view, from the catalog row to the adoption; return the number of rows."""
         started = clock.monotonic()
         with contextlib.ExitStack() as undo:
-            if self._choose(self._sizes(self._planned.physical.sources)).mode == choice.SPARK:
-                # Spark starts in the background, during the other waits.
-                self._context.spark.begin()
+            chosen = self._choose(self._sizes(self._planned.physical.sources))
+            self._check_worth(chosen)
+            self._begin_spark(chosen)  # it starts during the other waits
             self._register(undo)
             rows = self._populate_attempts(undo)
         self._adopt()
@@ -214,6 +195,7 @@ class Population:
     def _live(self, view_id: int, undo: contextlib.ExitStack) -> None:
         """Register this job as the one that populates the view, until the job ends."""
         self._context.live[view_id] = self._job
+        self._job.view_id = self._job.view_id or view_id  # that of a resync has an earlier id
         events.know_view(view_id, self._name)
         undo.callback(events.forget_view, view_id)
         undo.callback(self._context.live.pop, view_id, None)
@@ -238,6 +220,7 @@ class Population:
     def _populate(self, staged: Staging, position: dict[str, Any], attempt: int) -> int:
         job = self._job
         self._rename()
+        self._want_spark()
         job.phase("snapshot")
         staged.make()
         with contextlib.ExitStack() as place:
@@ -269,7 +252,9 @@ class Population:
         """
         job, settings = self._job, self._settings
         endless = not settings.population_lock_wait_ms
-        limit_s = elsewhere.wait_ms(settings, standing=True) / 1000 if beyond else math.inf
+        limit_s = max(self._wait_until - clock.monotonic(), 0.0)
+        if beyond:
+            limit_s = elsewhere.wait_ms(settings, standing=True) / 1000
         for again in itertools.count(1):
             if beyond and endless:
                 snapshots.wait_for_writers(job, self._dsn)
@@ -302,123 +287,6 @@ class Population:
             self._feeding = feeding
             faults.point(faults.ATTACHED)
 
-    def _load_at(
-        self, snapshot: Snapshot, staged: Staging, place: contextlib.ExitStack
-    ) -> tuple[Loaded, Facts]:
-        """Load the rows of ``snapshot`` once a permit is free; also return the catalog facts."""
-        job = self._job
-        taken = self._facts_of(snapshot)
-        sources = self._rename()
-        with self._connect() as conn:
-            before = tables.shape(conn, sources)
-        sizes = self._sizes(sources)
-        chosen = self._choose(sizes)
-        self._log.info("population", mode=chosen.mode, choice=str(chosen))
-        if chosen.mode == choice.SPARK or chosen.rows >= choice.ROWS_WORTH_TELLING:
-            job.say(str(chosen))
-        self._take_place(place, chosen)
-        job.phase("reading", total=tables.expected(sources, sizes))
-        faults.point(faults.POPULATION_BEGINS)
-        try:
-            loaded = self._load(chosen.mode, snapshot, sizes, staged)
-        except HeadraceError:
-            # One of these checks may reveal the cause of the error.
-            job.check()
-            _check(snapshot, self._elsewhere)
-            with self._connect() as conn:
-                tables.check_same(before, tables.shape(conn, sources))
-                uses.check_kept(taken, self._facts_now(conn, taken))
-            raise
-        _check(snapshot, self._elsewhere)
-        faults.point(faults.POPULATION_LOADED)
-        with self._connect() as conn:
-            if self._feeding is not None:
-                self._feeding.check(conn)
-            tables.check_same(before, tables.shape(conn, sources))
-            uses.check_kept(taken, self._facts_now(conn, taken))
-        return loaded, taken
-
-    def _take_place(self, place: contextlib.ExitStack, chosen: Choice) -> None:
-        """Wait for a permit to load; a large in-process population takes all, for its memory."""
-        places = self._context.places
-        spark = chosen.mode == choice.SPARK
-        if spark:
-            place.enter_context(self._context.spark_place.take(self._job))
-        alone = chosen.large and not spark
-        place.enter_context(places.take(self._job, places.count if alone else 1))
-
-    def _rename(self) -> tuple[SourceSpec, ...]:
-        """Refresh table and column names in the plan, and return its sources."""
-        with self._connect() as conn:
-            physical = tables.renamed(conn, self._planned.physical)
-        self._planned = replace(self._planned, physical=physical)
-        return physical.sources
-
-    def _facts_of(self, snapshot: Snapshot) -> Facts:
-        """Return the catalog facts as of the snapshot, after checking that the plan fits them."""
-        with reader.joined(self._dsn, snapshot.ref) as conn:
-            facts = self._facts_now(conn, self._planned_under)
-        uses.check_planned(self._planned_under, self._planned.physical, facts)
-        return facts
-
-    def _facts_now(self, conn: Connection, known: Facts) -> Facts:
-        name = self._settings.publication_name
-        (facts,) = fingerprint.read(conn, [known], name, results.revisions)
-        return facts
-
-    def _sizes(self, sources: tuple[SourceSpec, ...]) -> dict[str, TableSize]:
-        with self._connect() as conn:
-            sizes = {source.id: tables.size(conn, source) for source in sources}
-            if self._feeding is not None:
-                sizes[self._feeding.node.id] = self._feeding.size(conn)
-        if self._elsewhere is not None:
-            for source in sources:
-                if source.table_oid in self._elsewhere.stand_ins:
-                    sizes[source.id] = self._elsewhere.size(source)
-        return sizes
-
-    def _choose(self, sizes: dict[str, TableSize]) -> Choice:
-        physical, options = self._planned.physical, self._options
-        if physical.feeds or self._elsewhere is not None:
-            options = replace(options, population=choice.LOCAL)
-        return choice.choose(physical, sizes, self._settings, options)
-
-    def _load(
-        self, mode: str, snapshot: Snapshot, sizes: dict[str, TableSize], staged: Staging
-    ) -> Loaded:
-        planned = self._planned
-        if mode == choice.SPARK:
-            rows = self._context.spark.populate(
-                self._job,
-                planned.physical,
-                snapshot,
-                sizes,
-                planned.settings,
-                staged,
-                _session_owner(self._dsn, self._planned_under),
-            )
-            return rows, _nothing  # the executors have written the states
-        limits = bounds.of_filling(self._settings, self._options.limits)
-        bound = Bound(limits, "a step of its population")
-        remote = self._evaluator(limits.value_bytes)
-        try:
-            with self._job.cancelling(lambda: bound.cancel(cancelled())), bound.applied():
-                inputs = local.Inputs(planned.physical, sizes, self._feeding, self._elsewhere)
-                return local.populate(self._job, self._dsn, inputs, snapshot.ref, remote, staged)
-        finally:
-            remote.close()
-
-    def _evaluator(self, value_bytes_max: int) -> RemoteEvaluator:
-        """Return an evaluator for the query's expressions; the caller closes it."""
-        return RemoteEvaluator(
-            self._dsn,
-            self._planned.settings,
-            self._settings.eval_dsn or None,
-            owner=_session_owner(self._dsn, self._planned_under),
-            value_bytes_max=value_bytes_max,
-            folder=turns_dir(self._settings),
-        )
-
     def _publish(
         self, staged: Staging, facts: dict[str, Any], taken: Facts, states: Future[None]
     ) -> None:
@@ -438,8 +306,9 @@ class Population:
                 conn.execute("BEGIN")
                 conn.execute(sql.SQL("SET LOCAL lock_timeout = {}").format(timeout))
                 self.appear(conn, staged, facts)
-                watched.put(conn, self._view_id, taken)
                 states.result()
+                cost = Cost(self._rows_expected, clock.monotonic() - self._loading_since)
+                watched.put(conn, self._view_id, taken, cost)
                 staged.seal(facts)
                 faults.point(faults.POPULATION_SEALED)
                 check_slot(conn, self._settings, since)
@@ -478,7 +347,11 @@ class Population:
             self._job.check()
             clock.sleep(_RETRY_S)
 
+    def _check_worth(self, chosen: Choice) -> None:
+        """Raise if the population costs too much."""
+
     def _adopt(self) -> None:
+        self._job.view_id = self._view_id
         self._worker.adopt(self._view_id)
 
     # --- undoing
@@ -497,23 +370,6 @@ class Population:
 
         undo.callback(run)
 
-    # --- helpers
-
-    def _connect(self) -> contextlib.AbstractContextManager[Connection]:
-        """Return a pooled connection in autocommit mode."""
-        return reuse.lent(self._dsn)
-
-
-def _check(snapshot: Snapshot, elsewhere: SourceSnapshots | None) -> None:
-    """Raise SnapshotLost unless all snapshots still exist."""
-    snapshot.check()
-    if elsewhere is not None:
-        elsewhere.check()
-
-
-def _nothing() -> None:
-    pass
-
 
 def unpublish_unused(context: JobContext, table_oids: list[int]) -> None:
     """Unpublish those of the tables that no view reads any more."""
@@ -524,32 +380,3 @@ def unpublish_unused(context: JobContext, table_oids: list[int]) -> None:
         unused = reads.unused(conn, table_oids)
         if unused:
             publication.drop_tables(conn, context.settings, unused)
-
-
-def check_slot(conn: Connection, settings: Settings, start_lsn: int = 0) -> None:
-    """Check that the permanent slot still has every change since ``start_lsn`` (0 means any).
-
-    Raises:
-        SnapshotLost: the slot was confirmed beyond the snapshot (a worker died with its holds).
-        PrerequisiteError: the slot is lost.
-    """
-    row = conn.execute(
-        "SELECT wal_status, confirmed_flush_lsn > %s::pg_lsn"
-        " FROM pg_replication_slots WHERE slot_name = %s AND NOT temporary",
-        (format_lsn(start_lsn), settings.slot_name),
-    ).fetchone()
-    if row is None:
-        return  # the worker, which owns the slot, reports that when it adopts the view
-    if row[0] == "lost":
-        raise PrerequisiteError(
-            f'replication slot "{settings.slot_name}" lost its WAL during the population',
-            hint="Raise max_slot_wal_keep_size and create the view again.",
-        )
-    if start_lsn and row[1]:
-        raise SnapshotLost("the stream went on past the snapshot of the population")
-
-
-def _session_owner(dsn: str, facts: Facts) -> str:
-    """Return the label by which the evaluator separates user code (``View.session_owner``)."""
-    with reuse.lent(dsn) as conn:
-        return f"owner {names.role_of(conn, facts['owner']).name}"

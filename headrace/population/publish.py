@@ -18,7 +18,7 @@ from headrace.population.staging import Staging
 from headrace.postgres import statements
 from headrace.postgres.connect import Connection
 from headrace.process import faults
-from headrace.sink import keys, table
+from headrace.sink import keys, policies, table
 from headrace.sink.table_metadata import TableMetadata
 from headrace.sql import progress, schemas, states
 from headrace.sql.status import Status
@@ -61,8 +61,9 @@ def publish(
     if target.new_schema:
         _make_schema(conn, target.schema, owner)
     planned = view.planned
-    wanted = NewTable(target, planned.columns, planned.physical.sink.key, owner)
-    oid = make_table(job, conn, wanted, staging)
+    sink = planned.physical.sink
+    oid = make_table(job, conn, NewTable(target, planned.columns, sink.key, owner), staging)
+    policies.put(conn, sql.Identifier(target.schema, target.name), oid, sink.conditions)
     start_lsn = put_progress(conn, view_id, position)
     if not states.become(conn, view_id, Status.RUNNING, only={Status.POPULATING}):
         raise TransientError(f'view "{target.name}" was removed while it was being created')
@@ -72,6 +73,8 @@ def publish(
 
 def make_table(job: Job, conn: Connection, wanted: NewTable, staging: Staging) -> int:
     """Create a result table with the staged rows, its index and grants; return its OID.
+
+    Its row security is left to the caller (``policies.put``).
 
     Raises:
         UserError: 23505 or 23502, the rows violate the key.

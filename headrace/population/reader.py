@@ -51,6 +51,18 @@ class Blocks:
 WHOLE: Final = Blocks(0, None)
 
 
+@dataclass(frozen=True, slots=True)
+class TableOrigin:
+    """Table of another database, in a snapshot of it."""
+
+    source: str
+    """Name of the source (``add_source``)."""
+    dsn: str
+    ref: SnapshotRef
+    table: SourceSpec
+    """The plan's table, with the names and numbers that it has there."""
+
+
 @contextlib.contextmanager
 def joined(dsn: str, ref: SnapshotRef, keep: reuse.Keep = reuse.always) -> Iterator[Connection]:
     """Yield a connection inside the snapshot; ``keep`` decides whether it is reused afterwards.
@@ -96,7 +108,7 @@ def read(
 ) -> Generator[list[pa.Array], None, None]:
     """Yield the typed columns of ``load_columns(source)``, batch by batch.
 
-    ``plain``: read all rows and filter them here, because the server may order texts differently.
+    ``plain``: filter the rows here, because another server may order texts differently.
 
     REQUIRES: ``conn`` comes from ``joined``; the generator is closed before ``conn``.
 
@@ -108,9 +120,12 @@ def read(
         raise BugError(f'source "{source.id}" reads no column')
     name = sql.Identifier(source.schema_name, source.table_name)
     tables.hold(conn, name, source.table_oid, tables.changed(source))
-    planned = not plain and tables.may_plan(conn, source)
-    if planned:
-        statement = copy_statement(source, columns, blocks)
+    filtered = False
+    if plain and blocks == WHOLE:
+        statement = plain_statement(source, columns)
+    elif tables.may_plan(conn, source):
+        filtered = not plain
+        statement = copy_statement(source, columns, blocks, filtered=filtered)
     elif blocks == WHOLE:
         statement = plain_statement(source, columns)
     else:
@@ -119,19 +134,26 @@ def read(
         for data in pieces:
             arrays = copytext.split(data, len(columns))
             batch = [_parse(source, c, array) for c, array in zip(columns, arrays, strict=True)]
-            yield batch if planned else only_wanted(source, batch)
+            yield batch if filtered else only_wanted(source, batch)
 
 
 def copy_statement(
-    source: SourceSpec, columns: tuple[SourceColumn, ...], blocks: Blocks
+    source: SourceSpec,
+    columns: tuple[SourceColumn, ...],
+    blocks: Blocks,
+    *,
+    filtered: bool = True,
 ) -> sql.Composed:
-    """Return the COPY statement that reads ``columns`` of ``source`` in a range of blocks."""
+    """Return the COPY statement that reads ``columns`` of ``source`` in a range of blocks.
+
+    ``filtered``: only the rows that its pushed-down filter admits.
+    """
     conditions = []
     if blocks.first:
         conditions.append(sql.SQL("ctid >= {}").format(sql.Literal(f"({blocks.first},0)")))
     if blocks.last is not None:
         conditions.append(sql.SQL("ctid < {}").format(sql.Literal(f"({blocks.last},0)")))
-    if source.pushdown:
+    if filtered and source.pushdown:
         conditions.append(_condition(source))
     where = sql.SQL(" WHERE {}").format(sql.SQL(" AND ").join(conditions))
     return sql.SQL("COPY (SELECT {} FROM ONLY {}{}) TO STDOUT").format(

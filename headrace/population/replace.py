@@ -29,6 +29,7 @@ from headrace.sql.history import StoredHistory
 from headrace.types import FIRST_USER_OID, Field
 
 _NEW: Final = "headrace_new_contents"
+_DIFFERING: Final = "headrace_differing_rows"
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,8 +135,7 @@ def replace_rows(
     if target.key and keys.equality(conn, target.oid):
         replaced = _replace_keyed(conn, target, staged, columns)
     else:
-        row: Any = conn.execute(_difference(name, staged, columns)).fetchone()
-        replaced = Replaced(int(row[0]), int(row[1]))
+        replaced = _replace_differing(conn, name, staged, columns)
         if target.key:  # the key was dropped
             keys.add(conn, name, target.key)
     count: Any = conn.execute(sql.SQL("SELECT count(*) FROM {}").format(name)).fetchone()
@@ -196,28 +196,34 @@ def _replace_keyed(
     return Replaced(changed + gone, changed + come)
 
 
-def _difference(
-    name: sql.Identifier, staged: sql.Identifier, columns: Sequence[str]
-) -> sql.Composed:
-    return sql.SQL(
-        "WITH have AS MATERIALIZED (SELECT t.ctid AS place, {have} AS image,"
-        "   row_number() OVER (PARTITION BY {have}) AS n FROM {table} t),"
-        " want AS MATERIALIZED (SELECT s.ctid AS place, {want} AS image,"
-        "   row_number() OVER (PARTITION BY {want}) AS n FROM {staged} s),"
-        " gone AS (DELETE FROM {table} t USING have h WHERE t.ctid = h.place AND NOT EXISTS"
-        "   (SELECT FROM want w WHERE w.image = h.image AND w.n = h.n) RETURNING 1),"
-        " come AS (INSERT INTO {table} ({names}) SELECT {values} FROM {staged} s"
-        "   JOIN want w ON w.place = s.ctid WHERE NOT EXISTS"
-        "   (SELECT FROM have h WHERE h.image = w.image AND h.n = w.n) RETURNING 1)"
-        " SELECT (SELECT count(*) FROM gone), (SELECT count(*) FROM come)"
-    ).format(
-        have=image("t", columns),
-        want=image("s", columns),
-        table=name,
-        staged=staged,
-        names=sql.SQL(", ").join(map(sql.Identifier, columns)),
-        values=sql.SQL(", ").join(sql.Identifier("s", c) for c in columns),
+def _replace_differing(
+    conn: Connection, name: sql.Identifier, staged: sql.Identifier, columns: Sequence[str]
+) -> Replaced:
+    """Delete and insert the rows that differ, each found by its place in its table."""
+    parts = {
+        "have": image("t", columns),
+        "want": image("s", columns),
+        "table": name,
+        "staged": staged,
+        "differing": sql.Identifier("pg_temp", _DIFFERING),
+        "names": sql.SQL(", ").join(map(sql.Identifier, columns)),
+        "values": sql.SQL(", ").join(sql.Identifier("s", c) for c in columns),
+    }
+    statements: tuple[LiteralString, ...] = (
+        "CREATE TEMPORARY TABLE {differing} ON COMMIT DROP AS"
+        " SELECT h.place AS gone, w.place AS come FROM (SELECT t.ctid AS place, {have} AS image,"
+        "   row_number() OVER (PARTITION BY {have}) AS n FROM {table} t) h"
+        " FULL JOIN (SELECT s.ctid AS place, {want} AS image,"
+        "   row_number() OVER (PARTITION BY {want}) AS n FROM {staged} s) w"
+        " ON w.image = h.image AND w.n = h.n WHERE h.place IS NULL OR w.place IS NULL",
+        "ANALYZE {differing}",
+        "DELETE FROM {table} t USING {differing} d WHERE t.ctid = d.gone",
+        "INSERT INTO {table} ({names}) SELECT {values} FROM {staged} s"
+        " JOIN {differing} d ON d.come = s.ctid",
+        "DROP TABLE {differing}",
     )
+    counts = [conn.execute(sql.SQL(s).format(**parts)).rowcount for s in statements]
+    return Replaced(counts[2], counts[3])
 
 
 def _fit_columns(

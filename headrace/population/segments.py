@@ -11,10 +11,13 @@ the key, or the number of the reading partition), never by the attempt.
 
 from __future__ import annotations
 
+import base64
 import functools
+import os
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
@@ -31,6 +34,7 @@ from headrace.errors import BugError, HeadraceError, from_wire, to_wire
 from headrace.expressions.remote import RemoteEvaluator
 from headrace.population import division, edges, merging, rows
 from headrace.population.edges import Arrivals
+from headrace.population.reader import TableOrigin
 from headrace.population.snapshot import SnapshotRef
 from headrace.population.staging import Staging
 from headrace.process import bounds
@@ -46,10 +50,15 @@ RESULT: Final = "result"
 KEYED: Final = "keyed"
 
 FIRST_PART: Final = "k0"
+_TASK_ERROR: Final = re.compile(r"\bTaskError: ([0-9A-Za-z+/=]+)")
 
 WHOLE: Final = "whole"
 SHARE: Final = "share"
 FRONT: Final = "front"
+
+
+class TaskError(Exception):
+    """An error of a task, encoded so that its text has all of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,20 +108,25 @@ class Spec:
     """Owner label that the evaluator separates user code by."""
     turns: str = ""
     """Directory in which the machine's processes take turns to run user code; '' on a cluster."""
+    origins: dict[str, TableOrigin] = field(default_factory=dict)
+    """By source: the table of another database that is read in its place."""
+    returned: bool = False
+    """Whether the files of tasks come back with their rows: they see no shared directory."""
 
-    def write(self) -> Path:
-        """Write the spec into the staging directory; return its path."""
-        return self.staging.write_json("job.json", self)
+    def given(self) -> str:
+        """Return the spec for tasks: a file in the shared directory, or its text."""
+        if self.returned:
+            return msgspec.json.encode(self, enc_hook=os.fspath).decode()
+        return str(self.staging.write_json("job.json", self))
 
 
 _SPECS: Final = msgspec.json.Decoder(Spec, dec_hook=lambda kind, at: kind(at))
 
 
 @functools.lru_cache(maxsize=2)
-def load_spec(path: str) -> Spec:
-    """Return the spec in file ``path``; cached, because one Python worker runs many tasks."""
-    data = Path(path).read_bytes()
-    return _SPECS.decode(data)
+def load_spec(given: str) -> Spec:
+    """Return the spec of ``Spec.given``; cached, because one Python worker runs many tasks."""
+    return _SPECS.decode(given if given.startswith("{") else Path(given).read_bytes())
 
 
 # --- running
@@ -183,6 +197,8 @@ def _schemas(whole: PhysicalPlan, segment: Segment) -> list[Schema]:
     if isinstance(node, SourceSpec):
         return [load_schema(node)]
     schemas = [whole.node(name).schema for name in plan.inputs(node)]
+    if segment.step == SHARE:
+        return schemas * division.ports(node)
     return [division.shared_schema(node, schemas[0])] if segment.step == FRONT else schemas
 
 
@@ -300,12 +316,18 @@ def _leave(
         if divided not in (None, exit_.port):
             yield edges.to_all(batch, exit_.port, exit_.parts)
             continue
-        places = keys_of(node, exit_.port) if divided is None else division.columns(node)
-        if divided is not None and not places:
-            keys = edges.identities(batch)
-        else:
-            keys = edges.keys_for(node, exit_.port, places, schema, batch)
-        yield edges.spread(batch, exit_.port, keys, exit_.parts)
+        if divided is None:
+            keys = edges.keys_for(node, exit_.port, keys_of(node, exit_.port), schema, batch)
+            yield edges.spread(batch, exit_.port, keys, exit_.parts)
+            continue
+        for number, (places, copy) in enumerate(division.copies(node, batch)):
+            port = exit_.port + number
+            keys = (
+                edges.keys_for(node, port, places, schema, copy)
+                if places
+                else edges.identities(copy)
+            )
+            yield edges.spread(copy, port, keys, exit_.parts)
 
 
 def _schema(whole: PhysicalPlan, segment: Segment) -> Schema:
@@ -314,20 +336,33 @@ def _schema(whole: PhysicalPlan, segment: Segment) -> Schema:
     return whole.node(last).schema
 
 
-# --- errors cross the JVM as a file: Spark passes on only their text
+# --- errors cross the JVM as a file, or in their text, which is all that Spark passes on
 
 
-def save_error(staging: Staging, error: HeadraceError) -> None:
-    """Save the error of a task, for the builder to raise."""
-    staging.write_json(ERROR_FILE, to_wire(error))
+def save_error(spec: Spec, error: HeadraceError) -> None:
+    """Save the error of a task, for the builder to raise.
+
+    Raises:
+        TaskError: the same error, whose text the builder reads; if no directory is shared.
+    """
+    if not spec.returned:
+        spec.staging.write_json(ERROR_FILE, to_wire(error))
+        return
+    raise TaskError(base64.b64encode(msgspec.json.encode(to_wire(error))).decode()) from None
 
 
-def saved_error(staging: Staging) -> HeadraceError | None:
-    """Return the saved error of a task, if there is one."""
-    path = staging.path / ERROR_FILE
-    if not path.exists():
+def saved_error(spec: Spec, text: str) -> HeadraceError | None:
+    """Return the saved error of a task, if there is one; ``text``: that of Spark's error."""
+    path = spec.staging.path / ERROR_FILE
+    if path.exists():
+        return from_wire(msgspec.json.decode(path.read_bytes(), type=dict[str, str]))
+    found = _TASK_ERROR.search(text)
+    if not spec.returned or found is None:
         return None
-    return from_wire(msgspec.json.decode(path.read_bytes(), type=dict[str, str]))
+    try:
+        return from_wire(msgspec.json.decode(base64.b64decode(found[1]), type=dict[str, str]))
+    except (ValueError, msgspec.MsgspecError):
+        return None  # Spark has cut it off
 
 
 def single(spec: Spec, node: Node) -> bool:

@@ -9,15 +9,11 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import os
-import re
-import subprocess
-import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
-from dataclasses import dataclass
-from typing import IO, Any, Final
+from dataclasses import dataclass, replace
+from typing import Any, Final
 
 import structlog
 
@@ -25,25 +21,33 @@ from headrace import clock
 from headrace.collections import plan
 from headrace.collections.plan import PhysicalPlan, SourceSpec
 from headrace.config import Settings, turns_dir
-from headrace.errors import BugError, HeadraceError, QueryCancelled, TransientError
-from headrace.population import division, edges, local, merging, segments, tables, tasks
+from headrace.errors import BugError, HeadraceError, SparkUnavailable
+from headrace.population import (
+    division,
+    edges,
+    merging,
+    returned_files,
+    segments,
+    spark_session,
+    tables,
+    tasks,
+)
+from headrace.population.inputs import Inputs
 from headrace.population.job import Job
 from headrace.population.segments import Exit, Segment, Spec
 from headrace.population.snapshot import Snapshot
+from headrace.population.spark_session import SparkSummary
 from headrace.population.staging import Staging
 from headrace.population.tables import TableSize
-from headrace.process.java import java_home
+from headrace.redaction import printable
 
 _log = structlog.get_logger(__name__)
-_POLL_S: Final = 0.25
 _START_POLL_S: Final = 0.1
-_BLOCKS_PER_ARROW_BATCH: Final = 8
 _ROWS_WORTH_A_TASK: Final = 20_000
-_LINE_MAX: Final = 2_000
-_GRAVE: Final = re.compile(r"\b(ERROR|FATAL|Exception|Error)\b")
-"""Marks a line of the JVM's output as a problem."""
-_JVM: Final = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-"""The JVM only moves bytes, so the optimising compiler would not pay."""
+_BLOCKS_FETCHED: Final = 16
+"""Blocks of files that the driver fetches at a time, on average."""
+_START_S: Final = 15.0
+"""How long a population that could do without Spark waits for its start."""
 
 
 class Spark:
@@ -55,8 +59,12 @@ class Spark:
         self._making = threading.Lock()
         """Held while a session starts or ends: pyspark has one per process."""
         self._starting: Future[Any] | None = None
+        self._began = 0.0
+        """When the start began that ``_starting`` is."""
         self._users = 0
         self._used_at = 0.0
+        self._summary: SparkSummary | None = None
+        """The executors of the session."""
         self.status = "cold"
         """``cold``, ``warming``, ``warm`` or ``failed: <why>``."""
 
@@ -64,11 +72,18 @@ class Spark:
         """Start the session and its Python workers in the background."""
         self._start()
 
-    def session(self, job: Job) -> Any:
-        """Return the session, after waiting for its start; cancelling the job ends the wait.
+    def await_start(self, job: Job) -> None:
+        """Wait until Spark has started, for ``_START_S`` from the begin of the start at most.
+
+        Cancelling the job ends the wait.
 
         Raises:
-            HeadraceError: the session cannot be started; the next call tries again.
+            SparkUnavailable: it cannot be started, or takes longer; the next call tries again.
+        """
+        self.session(job)
+
+    def session(self, job: Job) -> Any:
+        """Return the session; as ``await_start``.
 
         REQUIRES: the caller is inside ``_used``, or the session does not end meanwhile.
         """
@@ -77,6 +92,9 @@ class Spark:
             job.phase("starting", message="starting Spark")
         while not starting.done():
             job.wait(_START_POLL_S)
+            if clock.monotonic() - self._began > _START_S and not starting.done():
+                where = printable("spark_master", self._settings.spark_master)
+                raise SparkUnavailable(f"Spark at {where} has not started within {_START_S:.0f} s")
         return starting.result()
 
     def stop(self) -> None:
@@ -94,7 +112,7 @@ class Spark:
             starting = self._starting
             if starting is None or (starting.done() and starting.exception()):
                 starting = self._starting = Future()
-                self.status = "warming"
+                self.status, self._began = "warming", clock.monotonic()
                 # A daemon thread: a stopping engine does not wait for Spark to start.
                 threading.Thread(
                     target=self._run_start, args=(starting,), name="spark start", daemon=True
@@ -105,22 +123,23 @@ class Spark:
         started = clock.monotonic()
         try:
             with self._making:
-                session = _start(self._settings)
+                session = spark_session.start(self._settings)
             # The first query compiles code and forks workers, which later queries use.
-            session.range(2, numPartitions=2).mapInArrow(tasks.ready, "id bigint").collect()
+            self._summary = told = spark_session.probe(session, self._settings)
         except HeadraceError as error:
             self.status = f"failed: {error.message}"
-            starting.set_exception(error)
-        except Exception as error:  # noqa: BLE001  Spark fails in many ways; retried later
-            self.status = f"failed: {error}"
-            _log.warning("spark could not be started", reason=str(error)[:2000])
             starting.set_exception(
-                TransientError("spark could not be started", detail=str(error)[:2000])
+                SparkUnavailable(error.message, detail=error.detail, hint=error.hint)
             )
+        except Exception as error:  # noqa: BLE001  Spark fails in many ways; retried later
+            cause = spark_session.cause_of(error)
+            self.status = f"failed: {cause}"
+            _log.warning("spark could not be started", reason=str(error)[:2000])
+            starting.set_exception(SparkUnavailable(f"Spark could not be started: {cause}"))
         else:
             self.status = "warm"
             seconds = round(clock.monotonic() - started, 1)
-            _log.info("spark is warm", seconds=seconds)
+            _log.info("spark is warm", seconds=seconds, found=str(told))
             starting.set_result(session)
             self._await_idle()
 
@@ -157,14 +176,13 @@ class Spark:
                     return
                 self._starting, self.status = None, "cold"
             _log.info("spark let go")
-            _forget(starting.result())
+            spark_session.end(starting.result())
 
     def populate(
         self,
         job: Job,
-        physical: PhysicalPlan,
+        inputs: Inputs,
         snapshot: Snapshot,
-        sizes: dict[str, TableSize],
         settings: dict[str, str],
         staged: Staging,
         owner: str,
@@ -174,11 +192,14 @@ class Spark:
         ``owner``: label that the evaluator separates user code by.
 
         Raises:
-            HeadraceError: the error of a task, as raised there; TransientError if Spark failed.
+            HeadraceError: the error of a task, as raised there.
+            SparkUnavailable: Spark failed.
         """
+        physical, sizes = inputs.plan, inputs.sizes
         with self._used():
             session = self.session(job)
             job.phase("reading", total=tables.expected(physical.sources, sizes))
+            cores = spark_session.parallelism(session, self._settings)
             spec = Spec(
                 physical,
                 self._settings.source,
@@ -186,32 +207,37 @@ class Spark:
                 settings,
                 snapshot.ref,
                 staged,
-                self._blocks(physical, sizes, _cores(session)),
+                self._blocks(physical, sizes, cores),
                 division.divided(physical, {name: size.rows for name, size in sizes.items()}),
-                local.instant(self._settings.source, snapshot.ref) if physical.temporal else 0,
+                inputs.clock(self._settings.source, snapshot.ref),
                 self._settings.population_idle_ms_max,
                 owner,
                 "" if self._settings.spark_cluster else str(turns_dir(self._settings)),
+                inputs.origins(),
+                returned=self._summary is not None and not self._summary.shared,
             )
-            path = str(spec.write())
             total = sum(size.rows for size in sizes.values())
-            parts = max(_cores(session), -(-total // max(self._settings.spark_partition_rows, 1)))
-            graph = _Graph(session, spec, path, parts)
-            action = graph.result()
+            parts = max(cores, -(-total // max(self._settings.spark_partition_rows, 1)))
+            graph = _Graph(session, spec, parts)
             try:
-                with _watched(session, job, staged):
-                    counted = sum(row["n"] for row in action.collect())
-                job.complete(staged.rows_read())
+                with spark_session.watched(session, job, staged.rows_read):
+                    counted = graph.run()
+                if not spec.returned:
+                    job.complete(staged.rows_read())
+            except SparkUnavailable:
+                self._forget(session)
+                raise
             except HeadraceError:
                 raise
             except Exception as error:
                 self._forget_if_dead(session)
                 job.check()
-                known = segments.saved_error(staged)
+                known = segments.saved_error(spec, str(error))
                 if known is not None:
                     raise known from error
-                raise TransientError(
-                    "the spark job of the population failed", detail=str(error)[-2000:]
+                _log.warning("spark job failed", reason=str(error)[:2000])
+                raise SparkUnavailable(
+                    f"the job on Spark failed: {spark_session.cause_of(error)}"
                 ) from error
             finally:
                 graph.close()
@@ -223,7 +249,7 @@ class Spark:
             return int(counted)
 
     def _blocks(
-        self, physical: PhysicalPlan, sizes: dict[str, TableSize], cores: int
+        self, physical: PhysicalPlan, sizes: Mapping[str, TableSize], cores: int
     ) -> dict[str, list[list[int | None]]]:
         rows = self._settings.spark_partition_rows
         return {
@@ -231,17 +257,17 @@ class Spark:
         }
 
     def _forget_if_dead(self, session: Any) -> None:
-        """Drop a session whose JVM has died; the next population starts another."""
-        try:
-            if not session.sparkContext._jsc.sc().isStopped():  # noqa: SLF001
-                return
-        except Exception as error:  # noqa: BLE001  any error of py4j without a JVM
-            _log.warning("the JVM of spark has died", reason=str(error)[:500])
+        """Drop a session whose driver has died; the next population starts another."""
+        if spark_session.is_dead(session):
+            self._forget(session)
+
+    def _forget(self, session: Any) -> None:
+        """End a session; the next population starts another."""
         with self._making:
             with self._lock:
                 self._starting = None
                 self.status = "cold"
-            _forget(session)
+            spark_session.end(session)
 
 
 def split_blocks(size: TableSize, rows_per_task: int, tasks_min: int) -> list[list[int | None]]:
@@ -271,12 +297,12 @@ class _Flow:
 class _Graph:
     """The DataFrames of a plan."""
 
-    def __init__(self, session: Any, spec: Spec, spec_path: str, parts: int) -> None:
+    def __init__(self, session: Any, spec: Spec, parts: int) -> None:
         """``parts``: number of tasks that rows are divided among by key."""
         self._session = session
         self._spec = spec
         self._plan = spec.plan
-        self._path = spec_path
+        self._given = spec.given()
         self._tasks = parts
         self._ranges = {name: len(found) for name, found in spec.blocks.items()}
         self._flows: dict[str, _Flow] = {}
@@ -286,9 +312,22 @@ class _Graph:
             for name in plan.inputs(node):
                 self._uses[name] = self._uses.get(name, 0) + 1
 
-    def result(self) -> Any:
-        """Return the final DataFrame: one row per task, with the number of result rows written."""
-        return self._emit(self._flow(self._plan.sink.input), Exit(segments.RESULT))
+    def run(self) -> int:
+        """Run the job, and return the number of result rows that the tasks have written."""
+        action = self._emit(self._flow(self._plan.sink.input), Exit(segments.RESULT))
+        if not self._spec.returned:
+            return sum(int(row["n"]) for row in action.collect())
+        from pyspark.storagelevel import StorageLevel  # it is installed where a session is
+
+        # The files are fetched after all tasks have run side by side, a few blocks at a time.
+        action = action.persist(StorageLevel.DISK_ONLY)
+        self._persisted.append(action)
+        of_file = f"port = {returned_files.PORT}"
+        [(counted, count)] = action.selectExpr("sum(n)", f"count_if({of_file})").collect()
+        files = action.where(of_file).select("block").repartition(count // _BLOCKS_FETCHED + 1)
+        blocks = (bytes(row["block"]) for row in files.toLocalIterator(prefetchPartitions=True))
+        returned_files.receive(blocks, self._spec.staging)
+        return int(counted or 0)
 
     def close(self) -> None:
         """Release the DataFrames that were persisted for several readers."""
@@ -305,6 +344,10 @@ class _Graph:
                 self._persisted.append(frame)
                 flow = _Flow(Segment("", (), name), frame)
             self._flows[name] = flow
+            if self._uses[name] > 1 and self._spec.returned:
+                # The files below come back by way of the first reader.
+                rows = flow.frame.where(f"port <> {returned_files.PORT}")
+                self._flows[name] = replace(flow, frame=rows)
         return flow
 
     def _make(self, node: plan.Node) -> _Flow:
@@ -376,132 +419,9 @@ class _Graph:
             # A table without a key is read separately from its collection.
             ranges = self._ranges.get(flow.segment.head or flow.segment.schema_of, 1)
             what, frame = tasks.scan, self._session.range(0, ranges, 1, ranges)
-        function = functools.partial(what, self._path, flow.segment, exit_)
+        function = functools.partial(what, self._given, flow.segment, exit_)
         return frame.mapInArrow(function, edges.SPARK_SCHEMA)
 
 
 def _union(frames: list[Any]) -> Any:
     return functools.reduce(lambda a, b: a.union(b), frames)
-
-
-@contextlib.contextmanager
-def _watched(session: Any, job: Job, staged: Staging) -> Iterator[None]:
-    """Report progress during the block, and pass a cancel on to the Spark job."""
-    context = session.sparkContext
-    context.setJobGroup(job.name, "headrace population", interruptOnCancel=True)
-    done = threading.Event()
-
-    def watch() -> None:
-        while not done.wait(_POLL_S):
-            try:
-                job.rows(staged.rows_read())
-            except QueryCancelled:
-                # Repeat it: a cancel before the job has begun has no effect.
-                with contextlib.suppress(Exception):
-                    context.cancelJobGroup(job.name)
-
-    watcher = threading.Thread(target=watch, name=f"watch {job.name}", daemon=True)
-    watcher.start()
-    try:
-        with job.cancelling(lambda: context.cancelJobGroup(job.name)):
-            yield
-    finally:
-        done.set()
-        watcher.join()
-
-
-def _cores(session: Any) -> int:
-    return max(1, int(session.sparkContext.defaultParallelism))
-
-
-def _forget(session: Any) -> None:
-    """End the session and its JVM, and clear pyspark's references, which it keeps for good."""
-    from pyspark import SparkContext
-    from pyspark.sql import SparkSession
-
-    gateway = SparkContext._gateway  # noqa: SLF001  pyspark has no other way
-    with contextlib.suppress(Exception):
-        session.stop()
-    with contextlib.suppress(Exception):
-        gateway.shutdown()
-    process = getattr(gateway, "proc", None)
-    if process is not None:
-        process.stdin.close()
-        process.kill()
-        process.wait()
-    SparkContext._active_spark_context = None  # noqa: SLF001
-    SparkContext._gateway = None  # noqa: SLF001
-    SparkContext._jvm = None  # noqa: SLF001
-    SparkSession._instantiatedSession = None  # noqa: SLF001
-
-
-def _gateway(master: str, options: dict[str, str]) -> None:
-    """Start the JVM as pyspark would, but with its output in the log."""
-    from pyspark import SparkConf, SparkContext
-    from pyspark.java_gateway import launch_gateway
-
-    if SparkContext._gateway is not None:  # noqa: SLF001  pyspark has no other way
-        return  # left by a start that failed later
-    conf = SparkConf(loadDefaults=False).setAll([("spark.master", master), *options.items()])
-    gateway = launch_gateway(conf, {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT})
-    said = gateway.proc.stdout
-    threading.Thread(target=_tell_lines, args=(said,), name="spark log", daemon=True).start()
-    SparkContext._ensure_initialized(gateway=gateway, conf=conf)  # noqa: SLF001
-
-
-def _tell_lines(said: IO[bytes]) -> None:
-    """Log the output of the JVM and its workers, until they end."""
-    with said:
-        for line in said:
-            text = line.decode(errors="replace").rstrip()[:_LINE_MAX]
-            if _GRAVE.search(text):
-                _log.warning("spark", line=text)
-            else:
-                _log.info("spark", line=text)
-
-
-def _start(settings: Settings) -> Any:
-    """Start a session, which fetches nothing from the network."""
-    os.environ["JAVA_HOME"] = java_home()
-    os.environ["PYSPARK_PYTHON"] = sys.executable
-    os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
-    local = settings.spark_master.startswith("local")
-    if local:
-        os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
-    scratch = settings.tmp_dir / "spark"
-    scratch.mkdir(mode=0o700, parents=True, exist_ok=True)
-    from pyspark.sql import SparkSession  # after the environment is set
-
-    options = {
-        "spark.ui.enabled": "false",
-        "spark.ui.showConsoleProgress": "false",
-        "spark.driver.memory": f"{settings.spark_memory_mb}m",
-        "spark.executor.memory": f"{settings.spark_memory_mb}m",
-        "spark.local.dir": str(scratch),
-        "spark.sql.warehouse.dir": str(scratch / "warehouse"),
-        "spark.sql.catalogImplementation": "in-memory",
-        "spark.sql.adaptive.enabled": "false",
-        "spark.sql.shuffle.partitions": "2",
-        "spark.sql.execution.arrow.pyspark.enabled": "true",
-        "spark.sql.execution.arrow.maxRecordsPerBatch": str(_BLOCKS_PER_ARROW_BATCH),
-        "spark.python.worker.reuse": "true",
-        # Blocks are already compressed.
-        "spark.shuffle.compress": "false",
-        "spark.shuffle.spill.compress": "false",
-        # A task repeated on another executor reads the same snapshot: two tries are enough.
-        "spark.task.maxFailures": "2",
-        "spark.log.level": "ERROR",
-    }
-    if local:
-        options["spark.driver.host"] = "127.0.0.1"
-        options["spark.driver.bindAddress"] = "127.0.0.1"
-        options["spark.driver.extraJavaOptions"] = _JVM
-        # Other users of the machine can reach the ports, too.  Spark generates the secret itself at
-        # each start; an option would be visible in the arguments of its process.
-        options["spark.authenticate"] = "true"
-        options["spark.network.crypto.enabled"] = "true"
-    _gateway(settings.spark_master, options)
-    builder = SparkSession.builder.master(settings.spark_master).appName("headrace")
-    for key, value in options.items():
-        builder = builder.config(key, value)
-    return builder.getOrCreate()

@@ -9,9 +9,10 @@
         progress/<n>           rows read by task n
         job.json               inputs of Spark tasks (mode 0600: it holds the DSN)
 
-On a Spark cluster the directory must be on storage that all executors share (setting
-``staging_dir_override``).  A task writes under a unique name and renames at the end, so a repeated
-task replaces its file by an equal one.
+Spark executors on other machines need a directory that they share (setting
+``staging_dir_override``); else their files come back through Spark (``returned_files.py``).  A task
+writes under a unique name and renames at the end, so a repeated task replaces its file by an equal
+one.
 """
 
 from __future__ import annotations
@@ -43,6 +44,8 @@ class Staging:
     """The staging directory of one population."""
 
     path: Path
+    states: bool = True
+    """Whether states are staged; a proof of a view needs only rows."""
 
     def make(self) -> None:
         """Create the directory, or empty an existing one."""
@@ -76,7 +79,7 @@ class Staging:
 
     def write_state(self, part: str, states: Mapping[str, Pieces]) -> None:
         """Write a sorted run of the ``states`` that task ``part`` has built."""
-        if not states:
+        if not (states and self.states):
             return
         with self._renamed(self._run(part, states)) as draft:
             if not write_run(draft, states):
@@ -183,6 +186,11 @@ def of_view(staging_dir: Path, view_id: int) -> Staging:
     if view_id <= 0:
         raise BugError(f"view id {view_id}")
     return Staging(staging_dir / str(view_id))
+
+
+def of_proof(staging_dir: Path, job: str) -> Staging:
+    """Return the staging directory of the rows that job ``job`` compares a view with."""
+    return Staging(staging_dir / f"proof-{job}", states=False)
 
 
 def draft(staging_dir: Path, view_id: int) -> Staging:

@@ -7,20 +7,28 @@ before a row leaves Python.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator
+import functools
+import os
+import socket
+from collections.abc import Generator, Iterable, Iterator
 
+import msgspec
 import psycopg
 import pyarrow as pa
 
 from headrace.collections.plan import SourceSpec, ValuesSpec
-from headrace.errors import BugError, HeadraceError
-from headrace.population import reader, segments
+from headrace.errors import BugError, HeadraceError, SparkUnavailable
+from headrace.kernels import rows
+from headrace.population import reader, returned_files, segments
+from headrace.population.reader import Blocks, TableOrigin
 from headrace.population.segments import Exit, Segment, Spec
+from headrace.postgres import connect
+from headrace.postgres.connect import Connection
 from headrace.postgres.failures import as_headrace
 
 
 def run(
-    spec_path: str, segment: Segment, exit_: Exit, batches: Iterable[pa.RecordBatch]
+    given: str, segment: Segment, exit_: Exit, batches: Iterable[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
     """Run one task of a segment that reads no table."""
     from pyspark import TaskContext  # only there is a task
@@ -28,32 +36,63 @@ def run(
     context = TaskContext.get()
     if context is None:
         raise BugError("not in a Spark task")
-    spec = segments.load_spec(spec_path)
+    part = f"p{context.partitionId()}"
+    spec = segments.load_spec(given)
     with _errors_told(spec):
-        yield from segments.run(spec, segment, exit_, f"p{context.partitionId()}", batches)
+        yield from returned_files.with_files(
+            spec, exit_, batches, lambda own, rows: segments.run(own, segment, exit_, part, rows)
+        )
 
 
 def scan(
-    spec_path: str, segment: Segment, exit_: Exit, batches: Iterable[pa.RecordBatch]
+    given: str, segment: Segment, exit_: Exit, batches: Iterable[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
     """Run one task of a segment that begins with a table, or with constant rows.
 
     ``batches``: the numbers of the block ranges to read, one in each row.
     """
-    spec = segments.load_spec(spec_path)
+    spec = segments.load_spec(given)
     with _errors_told(spec):
         for batch in batches:
             for number in batch.column(0).to_pylist():
-                yield from _scan(spec, segment, exit_, number)
+                read = functools.partial(_scan, segment, exit_, number)
+                yield from returned_files.with_files(spec, exit_, (), read)
 
 
-def ready(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Pass ``batches`` through; a Python worker that has run it has imported all modules."""
+class ExecutorReport(msgspec.Struct):
+    """Report of a task about its executor."""
+
+    host: str
+    compiled: bool
+    staging: bool
+    """Whether it sees the directory of the files of a population."""
+    source: str = ""
+    """Why it cannot connect to the source."""
+
+
+def probe(marker: str, dsn: str, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Return what is found here; a Python worker that has run it has imported all modules.
+
+    ``marker``: a file in the directory of the files of a population.  ``dsn``: the source.
+    """
     segments.load_spec.cache_info()
-    yield from batches
+    for _ in batches:
+        pass
+    failed = ""
+    try:
+        connect.session(dsn, name="headrace spark").close()
+    except (psycopg.Error, HeadraceError) as error:
+        failed = str(error).strip() or type(error).__name__
+    compiled = not str(rows.__file__).endswith(".py")
+    shared = os.access(marker, os.R_OK)
+    told = ExecutorReport(socket.gethostname(), compiled, shared, failed)
+    texts = [msgspec.json.encode(told).decode()]
+    yield pa.RecordBatch.from_pydict({"told": texts})
 
 
-def _scan(spec: Spec, segment: Segment, exit_: Exit, number: int) -> Iterator[pa.RecordBatch]:
+def _scan(
+    segment: Segment, exit_: Exit, number: int, spec: Spec, _: Iterable[pa.RecordBatch]
+) -> Iterator[pa.RecordBatch]:
     # A table without a key is read separately from its collection.
     node = spec.plan.node(segment.head or segment.schema_of)
     if isinstance(node, ValuesSpec):
@@ -62,10 +101,11 @@ def _scan(spec: Spec, segment: Segment, exit_: Exit, number: int) -> Iterator[pa
     if not isinstance(node, SourceSpec):
         raise BugError(f'node "{node.id}" cannot be read')
     first, last = spec.blocks[node.id][number]
-    blocks = reader.Blocks(first or 0, last)
+    blocks = Blocks(first or 0, last)
+    origin = spec.origins.get(node.id)
     with (
-        reader.joined(spec.dsn, spec.ref) as conn,
-        contextlib.closing(reader.read(conn, node, blocks)) as found,
+        _reading(spec, origin) as conn,
+        contextlib.closing(_rows(conn, node, origin, blocks)) as found,
     ):
         batches = _counted(spec, f"{node.id}-{number}", found)
         if segment.head:
@@ -75,7 +115,37 @@ def _scan(spec: Spec, segment: Segment, exit_: Exit, number: int) -> Iterator[pa
         with contextlib.suppress(StopIteration):
             next(iter(batches))
             raise BugError("a reading task left rows unread")
-        reader.prove(conn, spec.ref)
+        reader.prove(conn, spec.ref if origin is None else origin.ref)
+
+
+@contextlib.contextmanager
+def _reading(spec: Spec, origin: TableOrigin | None) -> Iterator[Connection]:
+    """Yield a connection in the snapshot of the source database, or of ``origin``.
+
+    Raises:
+        SparkUnavailable: the database of ``origin`` cannot be reached from here.
+    """
+    if origin is None:
+        with reader.joined(spec.dsn, spec.ref) as conn:
+            yield conn
+        return
+    try:
+        connect.session(origin.dsn, name="headrace spark").close()
+    except (psycopg.Error, HeadraceError) as error:
+        host = socket.gethostname()
+        raise SparkUnavailable(
+            f'Spark\'s executors on {host} cannot connect to source "{origin.source}"'
+        ) from error
+    with reader.joined(origin.dsn, origin.ref) as conn:
+        yield conn
+
+
+def _rows(
+    conn: Connection, node: SourceSpec, origin: TableOrigin | None, blocks: Blocks
+) -> Generator[list[pa.Array], None, None]:
+    if origin is None:
+        return reader.read(conn, node, blocks)
+    return reader.read(conn, origin.table, blocks, plain=True)
 
 
 def _counted(spec: Spec, name: str, batches: Iterator[list[pa.Array]]) -> Iterator[list[pa.Array]]:
@@ -94,5 +164,5 @@ def _errors_told(spec: Spec) -> Iterator[None]:
         yield
     except (HeadraceError, psycopg.Error) as error:
         mine = as_headrace(error) if isinstance(error, psycopg.Error) else error
-        segments.save_error(spec.staging, mine)
+        segments.save_error(spec, mine)
         raise

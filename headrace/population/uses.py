@@ -109,8 +109,9 @@ def check_kept(before: Facts, now: Facts) -> None:
 
 def check_rights(facts: Facts) -> None:
     """Raise PrivilegeError if the view of ``facts`` lacks a right."""
-    for lack in facts["lacks"]:
-        raise _against(privileges.error(lack))
+    error = privileges.error(facts["lacks"])
+    if error is not None:
+        raise _against(error)
 
 
 def _against(error: HeadraceError) -> HeadraceError:

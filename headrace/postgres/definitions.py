@@ -1,4 +1,4 @@
-"""Catalog objects, other than tables, that a view's values depend on: functions, types and so on.
+"""Catalog objects that a view's values depend on: functions, types, row security and so on.
 
 ``find`` follows all objects that a plan names, transitively, through pg_depend, the casts, checks
 and operator classes of types, and the words in the bodies of functions.  Each object has one or
@@ -46,6 +46,12 @@ _WRITTEN: Final = {
     "pg_proc": "concat_ws(' ', c.xmin::text, (SELECT a.xmin::text"
     " FROM pg_catalog.pg_aggregate a WHERE a.aggfnoid = c.oid))",
     "pg_operator": "c.xmin::text",
+    # The row security of a table; names of roles are in the policies of the result table.
+    "pg_class": "concat_ws(' ', c.relrowsecurity, c.relforcerowsecurity,"
+    " pg_catalog.pg_get_userbyid(c.relowner), (SELECT string_agg(concat_ws(':', p.oid,"
+    " p.xmin::text, (SELECT string_agg(quote_ident(r.rolname), ',' ORDER BY r.oid)"
+    " FROM pg_catalog.pg_roles r WHERE r.oid = ANY (p.polroles))), ' ' ORDER BY p.oid)"
+    " FROM pg_catalog.pg_policy p WHERE p.polrelid = c.oid))",
     "pg_collation": "c.xmin::text",
     "pg_namespace": "c.xmin::text",
     "pg_opclass": "c.xmin::text",
@@ -73,6 +79,8 @@ _CONTENT: Final = {
     " ORDER BY m.maptokentype, m.mapseqno)"
     " FROM pg_catalog.pg_ts_config_map m WHERE m.mapcfg = c.oid)",
 }
+_CONTENTLESS: Final = ("pg_class",)
+"""Catalogs whose rows change without a change of the object; a difference has no more details."""
 _PARTS: Final = {
     "labels": "(SELECT jsonb_object_agg(e.oid::bigint, jsonb_build_array("
     " e.enumlabel, e.xmin::text)) FROM pg_catalog.pg_enum e WHERE e.enumtypid = c.oid)",
@@ -191,7 +199,9 @@ def _reached(
     conn: Connection, roots: Mapping[str, Collection[int]], *, deep: bool
 ) -> dict[str, set[int]]:
     """Return the OIDs, by catalog, of all objects that can be reached from ``roots``."""
-    followed = (*_WRITTEN, "pg_cast", "pg_constraint", "pg_amop", "pg_amproc")
+    # Of a table only the row security counts, and only where it is given.
+    others = ("pg_cast", "pg_constraint", "pg_amop", "pg_amproc")
+    followed = (*(_WRITTEN.keys() - {"pg_class"}), *others)
     names = dict(conn.execute(_CATALOGS, (list(followed),)).fetchall())
     found: dict[str, set[int]] = {c: set() for c in followed}
     new = {c: set(oids) - {0} for c, oids in roots.items() if c in found}
@@ -210,6 +220,7 @@ def _reached(
                         reached[other].add(oid)
         new = {c: oids - found[c] - {0} for c, oids in reached.items()}
     found["pg_namespace"].discard(_PG_CATALOG)
+    found["pg_class"] = set(roots.get("pg_class", ()))
     return found
 
 
@@ -274,6 +285,9 @@ def difference(before: Definitions, now: Definitions, *, quiet: bool = False) ->
             continue
         what = _differs(old, new)
         if what is None:
+            continue
+        if key.startswith("pg_class:"):
+            yield f"row security of {new['name']} was altered"
             continue
         if old["name"] != new["name"]:
             yield f"{old['name']} was renamed to {new['name']}"
@@ -369,6 +383,8 @@ def _branch(catalog: str, *, full: bool) -> str:
             f"md5(concat_ws(' ', to_jsonb(c) - '{{{','.join(_ALIKE)}}}'::text[],"
             f" {_CONTENT.get(catalog, 'NULL')}))"
         )
+    if catalog in _CONTENTLESS:
+        content = "NULL::text"
     if catalog == "pg_type":
         pairs = ", ".join(f"'{name}', {text}" for name, text in _PARTS.items())
         parts = f"jsonb_build_object('relation', c.typrelid::bigint, {pairs})"

@@ -290,8 +290,7 @@ def difference(
     # An error that a resync alone cannot repair takes precedence.
     firm = [e for e in (*found, *anew) if not isinstance(e, StructureChanged)]
     # If an underlying view was replaced, the view may need other rights: report that first.
-    lacks = map(privileges.error, now["lacks"])
-    return next(iter((*firm, *anew, *lacks, *found)), None)
+    return next(iter((*firm, *anew)), privileges.error(now["lacks"]) or next(iter(found), None))
 
 
 def unidentified(facts: Facts) -> bool:

@@ -6,8 +6,9 @@ the owner is a member of, or from an attribute.  The objects that an underlying 
 by that view's owner.  So a *right* is a role and an object that it must be allowed to use;
 ``lacking`` asks Postgres which of them it would refuse now.
 
-Row security counts too: only Postgres can tell which rows a policy hides.  So a table must be
-*open* to the role that reads it: none of its policies applies to that role.
+Row security counts too: a table must stay *open* to the role that reads it, so that none of its
+policies applies to that role.  Else the view must be planned again, to carry the policies over
+(``planner.passes.row_security``).
 """
 
 from __future__ import annotations
@@ -17,7 +18,15 @@ from typing import Any, Final
 
 import psycopg
 
-from headrace.errors import DefiniteFailure, OwnerGone, Repair, RightEnded, Then
+from headrace.errors import (
+    RESYNC,
+    DefiniteFailure,
+    OwnerGone,
+    Repair,
+    RightEnded,
+    StructureChanged,
+    Then,
+)
 from headrace.postgres.pipelined import Sent
 
 Connection = psycopg.Connection[Any]
@@ -116,14 +125,26 @@ def from_json(found: Iterable[Sequence[Any]]) -> list[Right]:
     return [(k, role, oid, tuple(columns), by) for k, role, oid, columns, by in found]
 
 
-def error(lack: Lack) -> DefiniteFailure:
-    """Return the error of a view that needs a lacking right."""
+def error(lacks: Iterable[Lack]) -> DefiniteFailure | None:
+    """Return the error of a view that needs these lacking rights; None if there are none.
+
+    A right that has ended comes before row security, since no resync succeeds without it.
+    """
+    return min(map(_error, lacks), key=lambda e: isinstance(e, StructureChanged), default=None)
+
+
+def _error(lack: Lack) -> DefiniteFailure:
     kind, role, name, shown = (lack[k] for k in ("kind", "role", "name", "shown"))
     if role is None and kind == "owner":
         return OwnerGone(
             "the role that owned the view was dropped",
             hint="CALL headrace.set_owner(view, role) gives it a new owner.",
         )
+    if kind == "open" and role is not None:
+        what = f'row security of table "{name}" applies to role {role} now'
+        if lack["through"] is not None:
+            what = f"row security applies to the owner of view {lack['through']} now"
+        return StructureChanged(what, hint=RESYNC)
     if lack["through"] is not None:
         return RightEnded(
             f"the owner of view {lack['through']}, which the view reads, may no longer read its"
@@ -133,16 +154,6 @@ def error(lack: Lack) -> DefiniteFailure:
         )
     if role is None:
         return RightEnded("a role with whose rights the view reads was dropped")
-    if kind == "open":
-        return RightEnded(
-            f'row security of table "{name}" applies to role {role} now',
-            detail="Headrace cannot follow which rows a policy lets a role see.",
-            hint=Repair(
-                f"Run: ALTER TABLE {shown} DISABLE ROW LEVEL SECURITY;"
-                f" or ALTER ROLE {role} BYPASSRLS",
-                Then.RESUMED,
-            ),
-        )
     columns = f" ({lack['columns']})" if lack["columns"] else ""
     what, grant = {
         "select": ("view" if lack["view"] else "table", f"GRANT SELECT{columns} ON {shown}"),

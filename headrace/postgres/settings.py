@@ -32,6 +32,8 @@ PINNED_SETTINGS: Final[dict[str, str]] = {
     "default_transaction_deferrable": "off",
     # With a higher level a stream gets no warnings; with a lower one, debug messages too.
     "client_min_messages": "notice",
+    # Compiling a query of the catalogs takes a hundred times as long as the query.
+    "jit": "off",
     "statement_timeout": "0",
     "idle_in_transaction_session_timeout": "0",
     "idle_session_timeout": "0",

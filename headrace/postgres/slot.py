@@ -31,6 +31,8 @@ _log = structlog.get_logger(__name__)
 _FLOOR: Final = {15: 15_0013, 16: 16_0009, 17: 17_0005}
 _VERSION_MIN: Final = 15_0000
 _FAILOVER_SINCE: Final = 17_0000
+_REFUSALS: Final = ("0A000", "22023", "42501", "42883", "55000")
+"""SQLSTATEs of a server that may refuse property ``failover``, and not the slot."""
 _DROP_ATTEMPTS: Final = 100
 _DROP_PAUSE_S: Final = 0.1
 
@@ -46,7 +48,8 @@ class SlotState:
     failover: bool = False
     """Whether standbys get a copy of it (Postgres 17)."""
     lost_because: str | None = None
-    """Why the server has invalidated it, in its own word; None: it has not, or says nothing."""
+    """Why the server has invalidated it, in its own word; None: it has not, or says nothing.
+    ``recovery_conflict``: a standby of Postgres 16, which does not say more."""
     created: bool = False
     """Whether ``ensure`` has just created it: then it cannot continue any existing state."""
 
@@ -91,8 +94,8 @@ def preflight(conn: Connection, settings: Settings) -> list[PrerequisiteError]:
                 sqlstate="42501",
             )
         )
-    # One for the engine, one for a population.
-    needed = slots + (1 if has_slot else 2)
+    # One for a population, one for the engine unless a standby has it.
+    needed = slots + (1 if has_slot or settings.decode_from else 2)
     if needed > slots_max:
         problems.append(
             PrerequisiteError(
@@ -138,11 +141,8 @@ def ensure(conn: Connection, settings: Settings, fed: Fed) -> SlotState:
         PrerequisiteError: the first missing prerequisite.
         TransientError: the slot could not be created now.
     """
-    problems = preflight(conn, settings)
-    if problems:
-        raise problems[0]
+    prepare(conn, settings, fed)
     try:
-        ensure_publication(conn, settings, fed)
         state = slot_state(conn, settings.slot_name)
         if state is not None:
             if fails_over(conn, settings) and not state.failover and state.active_pid is None:
@@ -163,16 +163,36 @@ def ensure(conn: Connection, settings: Settings, fed: Fed) -> SlotState:
         raise PrerequisiteError(
             f'slot "{settings.slot_name}" could not be made: a transaction that writes'
             " has been open for too long",
-            detail=_open_writers(conn),
+            detail=open_writers(conn),
             hint="End that transaction (see pg_stat_activity, pg_prepared_xacts).",
             sqlstate="55P03",
         ) from error
     except psycopg.Error as error:
-        raise failures.classify(error) from error
+        known = failures.classify(error)
+        if fails_over(conn, settings) and error.sqlstate in _REFUSALS:
+            more = "If the server refuses slots with property failover, set slot_failover = false."
+            known = known.again(hint=" ".join(filter(None, (known.hint, more))))
+        raise known from error
     made = slot_state(conn, settings.slot_name)
     assert made is not None, "the slot was just made"
     _log.info("slot created", slot=settings.slot_name, lsn=made.confirmed)
     return replace(made, active_pid=None, created=True)
+
+
+def prepare(conn: Connection, settings: Settings, fed: Fed) -> None:
+    """Check the source, and create the publication if it is missing.
+
+    Raises:
+        PrerequisiteError: the first missing prerequisite.
+        TransientError: the publication could not be created now.
+    """
+    problems = preflight(conn, settings)
+    if problems:
+        raise problems[0]
+    try:
+        ensure_publication(conn, settings, fed)
+    except psycopg.Error as error:
+        raise failures.classify(error) from error
 
 
 def fails_over(conn: Connection, settings: Settings) -> bool:
@@ -181,13 +201,26 @@ def fails_over(conn: Connection, settings: Settings) -> bool:
 
 
 def _let_fail_over(settings: Settings) -> None:
-    """Let the server copy an existing slot to standbys; if it is in use, the next start does."""
+    """Let the server copy an existing slot to standbys; if it is in use, the next start does.
+
+    A server that refuses is no reason to stop: the stream does not need it.
+
+    Raises:
+        psycopg.OperationalError: the connection failed.
+    """
     text = sql.SQL("ALTER_REPLICATION_SLOT {} (FAILOVER true)")
-    statement = text.format(sql.Identifier(settings.slot_name))
-    with contextlib.suppress(psycopg.errors.ObjectInUse):
-        with connect.session(settings.source, name="headrace stream", replication=True) as conn:
+    statement, slot = text.format(sql.Identifier(settings.slot_name)), settings.slot_name
+    with connect.session(settings.source, name="headrace stream", replication=True) as conn:
+        try:
             conn.execute(statement)
-        _log.info("slot is copied to standbys", slot=settings.slot_name)
+        except psycopg.errors.ObjectInUse:
+            return
+        except psycopg.Error as error:
+            if failures.is_lost(error):
+                raise
+            _log.warning("slot is not copied to standbys", slot=slot, reason=str(error).strip())
+            return
+    _log.info("slot is copied to standbys", slot=slot)
 
 
 def ensure_publication(conn: Connection, settings: Settings, fed: Fed) -> None:
@@ -197,7 +230,7 @@ def ensure_publication(conn: Connection, settings: Settings, fed: Fed) -> None:
     will: the alteration stays visible (fingerprint.py).
     """
     name = settings.publication_name
-    oid = _oid(conn, name)
+    oid = publication_oid(conn, name)
     if oid is None:
         conn.execute(sql.SQL("CREATE PUBLICATION {}").format(sql.Identifier(name)))
         _log.info("publication created", publication=name)
@@ -214,7 +247,8 @@ def ensure_publication(conn: Connection, settings: Settings, fed: Fed) -> None:
         )
 
 
-def _oid(conn: Connection, name: str) -> int | None:
+def publication_oid(conn: Connection, name: str) -> int | None:
+    """Return the OID of the publication, or None."""
     row = conn.execute(
         "SELECT oid::bigint FROM pg_catalog.pg_publication WHERE pubname = %s", (name,)
     ).fetchone()
@@ -289,7 +323,9 @@ def slot_state(conn: Connection, name: str) -> SlotState | None:
     row = conn.execute(
         "SELECT confirmed_flush_lsn::text, restart_lsn::text, active_pid, wal_status,"
         " coalesce(to_jsonb(s) ->> 'failover', 'false')::bool,"
-        " to_jsonb(s) ->> 'invalidation_reason', plugin, database, current_database()"
+        " coalesce(to_jsonb(s) ->> 'invalidation_reason',"
+        "   CASE WHEN (to_jsonb(s) ->> 'conflicting')::bool THEN 'recovery_conflict' END),"
+        " plugin, database, current_database()"
         " FROM pg_catalog.pg_replication_slots s WHERE slot_name = %s",
         (name,),
     ).fetchone()
@@ -313,11 +349,25 @@ def slot_state(conn: Connection, name: str) -> SlotState | None:
 
 
 def drop(conn: Connection, settings: Settings) -> None:
-    """Drop slot and publication (uninstall), if they exist."""
-    drop_slot(conn, settings.slot_name)
+    """Drop slot and publication (uninstall), if they exist; see ``drop_ours``."""
+    drop_ours(conn, settings.slot_name)
     conn.execute(
         sql.SQL("DROP PUBLICATION IF EXISTS {}").format(sql.Identifier(settings.publication_name))
     )
+
+
+def drop_ours(conn: Connection, name: str) -> None:
+    """Drop the slot if it exists, and belongs to this database.
+
+    A copy of a database on the same server finds the slot of the original.
+    """
+    elsewhere = conn.execute(
+        "SELECT database <> current_database() FROM pg_catalog.pg_replication_slots"
+        " WHERE slot_name = %s",
+        (name,),
+    ).fetchone()
+    if elsewhere != (True,):
+        drop_slot(conn, name)
 
 
 def drop_slot(conn: Connection, name: str) -> None:
@@ -356,7 +406,8 @@ def _may_by_service(conn: Connection) -> bool:
     return bool(row and row[0])
 
 
-def _open_writers(conn: Connection) -> str | None:
+def open_writers(conn: Connection) -> str | None:
+    """Return a sentence with the processes whose transactions have written, or None."""
     rows = conn.execute(
         "SELECT pid FROM pg_catalog.pg_stat_activity WHERE backend_xid IS NOT NULL"
         " AND pid <> pg_catalog.pg_backend_pid() ORDER BY xact_start LIMIT 5"

@@ -9,16 +9,19 @@ Source: Postgres manual, "Streaming Replication Protocol" (IDENTIFY_SYSTEM, TIME
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import psycopg
 from psycopg import pq
+from psycopg.pq.abc import PGresult
 
 from headrace.errors import ContinuityLost, TransientError
 from headrace.postgres import connect
 from headrace.types import Lsn, parse_lsn
 
 Connection = psycopg.Connection[Any]
+
+IDENTIFY: Final = b"IDENTIFY_SYSTEM"
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +38,16 @@ def identify(conn: Connection) -> Identity:
     Raises:
         TransientError: it does not answer.
     """
-    row = _ask(conn, "IDENTIFY_SYSTEM")
+    return identity(conn.pgconn.exec_(IDENTIFY))
+
+
+def identity(result: PGresult | None) -> Identity:
+    """Return the server that has answered ``IDENTIFY``.
+
+    Raises:
+        TransientError: it has not answered.
+    """
+    row = _row(result)
     return Identity(row[0].decode(), int(row[1]))
 
 
@@ -60,11 +72,21 @@ def switch_point(dsn: str, expected: Identity, name: str) -> tuple[Identity, Lsn
         if found == expected:
             return None
         if found.system_id == expected.system_id and found.timeline > expected.timeline:
-            history = _ask(conn, f"TIMELINE_HISTORY {found.timeline}")[1]
-            ends = parse_history(history.decode(errors="replace"))
+            ends = history(conn, found.timeline)
             if expected.timeline in ends:
                 return found, ends[expected.timeline]
     raise other(found, expected)
+
+
+def history(conn: Connection, number: int) -> dict[int, Lsn]:
+    """Return the ends of the timelines before timeline ``number``, as the server knows them.
+
+    Raises:
+        TransientError: it does not answer, or does not have the history.
+    """
+    if number == 1:
+        return {}
+    return parse_history(_ask(conn, f"TIMELINE_HISTORY {number}")[1].decode(errors="replace"))
 
 
 def other(found: Identity, expected: Identity) -> ContinuityLost:
@@ -87,7 +109,12 @@ def parse_history(text: str) -> dict[int, Lsn]:
 
 
 def _ask(conn: Connection, command: str) -> list[bytes]:
-    result = conn.pgconn.exec_(command.encode())
+    return _row(conn.pgconn.exec_(command.encode()))
+
+
+def _row(result: PGresult | None) -> list[bytes]:
+    if result is None:
+        raise TransientError("no answer")
     if result.status != pq.ExecStatus.TUPLES_OK or not result.ntuples:
         raise TransientError(result.error_message.decode(errors="replace").strip() or "no answer")
     return [result.get_value(0, column) or b"" for column in range(result.nfields)]

@@ -9,9 +9,10 @@ acts once, and the test knows that it did.
 ``rows`` is a point of another kind: its trap holds ``<view id> <text>``, stays in place, and
 kills the process each time that view takes in a row with that text.
 
-Actions: ``kill`` (SIGKILL to the process), ``raise`` (a TransientError), ``hang`` (sleep for a
-minute) and ``alarm`` (``alarm:count:ms``: the kernel kills the process some milliseconds later,
-wherever it is then).  Without the variables a point costs one look-up in an empty dictionary.
+Actions: ``pass`` (none: its trap tells that the point was passed), ``kill`` (SIGKILL to the
+process), ``raise`` (a TransientError), ``hang`` (sleep for a minute) and ``alarm``
+(``alarm:count:ms``: the kernel kills the process some milliseconds later, wherever it is then).
+Without the variables a point costs one look-up in an empty dictionary.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from headrace.errors import BugError, TransientError
 ENV: Final = "HEADRACE_FAULT"
 ENV_DIR: Final = "HEADRACE_FAULT_DIR"
 SPRUNG: Final = ".sprung"
-_ACTIONS: Final = ("kill", "raise", "hang", "alarm")
+_ACTIONS: Final = ("pass", "kill", "raise", "hang", "alarm")
 _HANG_S: Final = 60.0
 
 # Points of the builder:
@@ -157,6 +158,8 @@ def _pass_trap(path: Path) -> None:
 
 def _act(name: str, fault: _Fault) -> None:
     match fault.action:
+        case "pass":
+            pass
         case "kill":
             os.kill(os.getpid(), signal.SIGKILL)
         case "alarm":

@@ -30,7 +30,7 @@ from headrace.errors import BugError, ContinuityLost, HeadraceError, TransientEr
 from headrace.forwarder.batcher import Batch, Batcher
 from headrace.forwarder.carried import Opener
 from headrace.forwarder.receiver import Origin, PositionGone, Receiver
-from headrace.postgres import connect
+from headrace.postgres import connect, decoding_standby
 from headrace.postgres.timeline import Identity
 from headrace.process import faults
 from headrace.runtime.cursor import append
@@ -151,7 +151,7 @@ class CopiedStream:
             receiver = self._receiver
             self._changed.notify_all()
         if receiver is not None:
-            receiver.wake()
+            receiver.leave()
         if wait:
             self._thread.join()
 
@@ -200,7 +200,7 @@ class CopiedStream:
         settings = self._settings
         tail = f"{_INFIX}{secrets.token_hex(4)}"
         origin = Origin(
-            settings.source,
+            decoding_standby.dsn(settings),
             NAME,
             settings.slot_name[: _SLOT_CHARS_MAX - len(tail)] + tail,
             settings.publication_name,
@@ -215,7 +215,7 @@ class CopiedStream:
         except (TransientError, ContinuityLost) as error:
             if isinstance(error, ContinuityLost):
                 raise
-            raise _exhausted(settings.source, error) from error
+            raise _exhausted(decoding_standby.dsn(settings), error) from error
         with self._changed:
             self._receiver = receiver
         self.opened = True

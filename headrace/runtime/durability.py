@@ -231,6 +231,7 @@ class Durability:
         held = standbys is Replication.BEHIND
         meta = {} if held else self._replicated(standbys)
         state.retained.note(meta)  # it has everything promised, and is synced before
+        positions.put_last_commit(meta, state.last_received)
         state.checkpoints.begin(state.db, state.queues, units, promise, meta, held=held)
 
     def _replicated(self, standbys: Replication) -> positions.Meta:

@@ -35,6 +35,7 @@ from headrace.forwarder import policy
 from headrace.forwarder.batcher import Batch
 from headrace.network.messages import Work
 from headrace.postgres import failures
+from headrace.postgres.decoding_standby import StandbyUnavailable
 from headrace.runtime.attaching import Attaching
 from headrace.runtime.catching_up import CatchingUp, EngineCalls
 from headrace.runtime.change_capture import ChangeCapture
@@ -230,12 +231,12 @@ class Engine:
 
     def run(self) -> None:
         """Run until ``stop``; raise errors that no retry can repair."""
-        failures = 0  # since the stream last began
+        failures, state = 0, self.state  # failures since the stream last began
         try:
             self._recovery.open()
-            while not self.state.stopping:
+            while not state.stopping:
                 try:
-                    if self.state.stream is None:
+                    if state.stream is None:
                         self.drain()
                         self._rewind()
                         self.running.set()
@@ -251,7 +252,8 @@ class Engine:
                     known = _known(error)
                     if not isinstance(known, TransientError):
                         raise
-                    self._abandon(known)
+                    if not self._awaits_standby(known):
+                        self._abandon(known)
                     self._rest(policy.backoff_s(failures, _BACKOFF_S_MAX))
                     failures += 1
             self._finish()
@@ -398,6 +400,7 @@ class Engine:
         """
         state = self.state
         if state.stream is not None:
+            state.last_commit = state.last_received
             state.stream.stop()
             state.stream = None
 
@@ -435,16 +438,37 @@ class Engine:
         state.story.add("rewind", txid=start.txid, lsn=start.lsn, batches=again)
         _log.info("stream started", txid=start.txid, lsn=start.lsn, replay=again)
 
-    def _abandon(self, error: HeadraceError) -> None:
-        """Drop the connections and all uncommitted work after ``error``."""
+    def _abandon(self, error: HeadraceError, *, entirely: bool = True) -> None:
+        """End the stream after ``error``; ``entirely``: drop connections and uncommitted work."""
         state = self.state
         if state.error is None or state.error.message != error.message:
-            _log.warning("stream interrupted", reason=error.message, code=error.code)
+            _log.warning(
+                "stream interrupted", reason=error.message, code=error.code, hint=error.hint
+            )
         state.error = error
         state.reconnects += 1
         state.story.add("interrupted", reason=error.message)
         self.rewind_soon()
-        self._let_go()
+        if entirely:
+            self._let_go()
+
+    def _awaits_standby(self, error: TransientError) -> bool:
+        """Keep the connections to the primary if only the standby of ``decode_from`` is away."""
+        state = self.state
+        if not isinstance(error, StandbyUnavailable) or state.connections is None:
+            return False
+        news = state.error is None or state.error.message != error.message
+        self._abandon(error, entirely=False)
+        try:
+            self.drain()
+            if self._recovery.loaded:
+                self._sink.start(state.owner)
+                state.owner.announce()
+                if news:
+                    self._recovery.tell(error)
+        except (TransientError, psycopg.Error):
+            self._let_go()
+        return True
 
     def _let_go(self) -> None:
         """Abort what is in flight and close the connections, from any state."""

@@ -25,6 +25,7 @@ from headrace.config import Settings, turns_dir
 from headrace.errors import HeadraceError, StateDamaged, TransientError
 from headrace.expressions.pool import Pool
 from headrace.forwarder.stream import Stream
+from headrace.kernels.pgoutput import Commit
 from headrace.postgres.timeline import Identity
 from headrace.process.memory_reservations import GRANT_BYTES_MIN, Grants
 from headrace.runtime import positions
@@ -81,8 +82,12 @@ class EngineState:
         """Why the stream is not running; None while it runs."""
         self.damage: StateDamaged | None = None
         """Why the state of earlier runs was set aside; None if it was not."""
+        self.switched = False
+        """Whether a standby was promoted since the last run, so tables may be behind states."""
         self.identity: Identity | None = None
         """The server that all positions belong to."""
+        self.last_commit: Commit | None = None
+        """Last transaction received by earlier streams, if known; see ``last_received``."""
         self.stream: Stream | None = None
         self.stopping = False
         """Whether the engine is to end."""
@@ -128,6 +133,13 @@ class EngineState:
         return self.connections
 
     # --- positions
+
+    @property
+    def last_received(self) -> Commit | None:
+        """The last transaction received, if it is known."""
+        streamed = None if self.stream is None else self.stream.batcher.last
+        found = [last for last in (self.last_commit, streamed) if last is not None]
+        return max(found, key=lambda last: last.end_lsn, default=None)
 
     @property
     def next_txid(self) -> int:

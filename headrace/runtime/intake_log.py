@@ -256,8 +256,13 @@ class IntakeLog:
 
     # --- putting
 
-    def rewind(self) -> None:
-        """Prepare for a new stream, which describes its tables again."""
+    def rewind(self, lsn: int | None = None) -> None:
+        """Prepare for a new stream, which describes its tables again.
+
+        ``lsn``: where it has the changes after the last batch, if that is before ``self.lsn``.
+        """
+        if lsn is not None:
+            self._lsn = min(self._lsn, lsn)
         self._descriptions = Descriptions()
         self._full_at = None
 

@@ -42,6 +42,10 @@ _FILL_S: Final = 0.1
 entries.  The rest is loaded between batches."""
 
 
+class DatabaseRestored(ContinuityLost):
+    """A result table lacks rows that were committed before the view's state was written."""
+
+
 @dataclass(slots=True)
 class Loading:
     """Loading of one engine's views; every method runs on the engine's thread."""
@@ -412,6 +416,10 @@ class Loading:
         """Let views run, or stop them, with a number of statements that does not grow with them."""
         state = self._state
         wrong = {view.id: error for view in views if (error := self._objection(view)) is not None}
+        restored = [e for e in wrong.values() if isinstance(e, DatabaseRestored)]
+        if restored and not self._state.switched:
+            # A view without changes since then does not show it, but its states are as wrong.
+            wrong |= {view.id: restored[0] for view in views if view.id not in wrong}
         left = [view for view in views if view.id not in wrong]
         wrong |= result_tables.find_unwritable(state, left)
         left = [view for view in left if view.id not in wrong]
@@ -435,8 +443,9 @@ class Loading:
             )
         if view.progress.txid < view.mark.sink_txid:
             # Sink commit precedes checkpoint, so the database was restored from a backup.
-            return ContinuityLost(
-                "the database is older than the view's state: it was restored", hint=RESYNC
+            return DatabaseRestored(
+                "the database is older than the view's state: it was restored, or is a copy",
+                hint=RESYNC,
             )
         if self._written_by_another(view):
             return ContinuityLost(

@@ -14,7 +14,7 @@ raises its epoch, so every other engine's compare-and-set misses.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 import psycopg
@@ -22,11 +22,12 @@ import structlog
 
 from headrace import clock
 from headrace.config import Settings
-from headrace.errors import FencedError, PrerequisiteError, PrivilegeError
+from headrace.errors import FencedError, PrerequisiteError, PrivilegeError, TransientError
 from headrace.postgres import failures
 from headrace.runtime.link import SinkLink, connected
 from headrace.runtime.views import View
-from headrace.sql import history, meta, progress
+from headrace.sql import history, meta, progress, restored
+from headrace.sql import views as catalog
 
 Connection = psycopg.Connection[Any]
 
@@ -42,11 +43,16 @@ class Owner(SinkLink):
     """Holder of the advisory lock and the connections; created anew after each loss."""
 
     def __init__(
-        self, settings: Settings, previous_pid: int | None = None, known_epoch: int = 0
+        self,
+        settings: Settings,
+        previous_pid: int | None = None,
+        known_epoch: int = 0,
+        before: Callable[[int], None] | None = None,
     ) -> None:
         """Connect and take the lock; end the engine's own backend ``previous_pid`` if it holds it.
 
-        ``known_epoch``: the highest epoch that this engine has had.
+        ``known_epoch``: the highest epoch that this engine has had.  ``before`` is called with the
+        database's last epoch, before another one begins.
 
         Raises:
             PrerequisiteError: another engine runs on the database.
@@ -57,6 +63,9 @@ class Owner(SinkLink):
         try:
             self._lock(previous_pid)
             self.conn: Final = connected(settings, "headrace catalog", {"synchronous_commit": "on"})
+            _check_catalog(self.conn)
+            if before is not None:
+                before(meta.epoch(self.conn))
             self.epoch: Final = meta.begin(self.conn, known_epoch)
             """Higher than the epoch of every earlier holder of the lock."""
         except psycopg.Error as error:
@@ -75,10 +84,15 @@ class Owner(SinkLink):
         that are still under way.
 
         Raises:
-            TransientError: the server cannot be reached now.
+            TransientError: the server cannot be reached now, or another one is the primary.
         """
         if self._beside is None:
-            self._beside = SinkLink(self._settings, _BESIDE)
+            link = SinkLink(self._settings, _BESIDE)
+            # The primary may have died unnoticed: a promoted standby does not have the lock.
+            if _holder(link.sink) != self.pid and not _taken(link.sink):
+                link.close()
+                raise TransientError("another server is the primary now")
+            self._beside = link
         return self._beside
 
     def interrupt_beside(self) -> None:
@@ -172,6 +186,24 @@ class Owner(SinkLink):
             if clock.monotonic() > until:
                 raise _another(holder)
             clock.sleep(_PAUSE_S)
+
+
+def _check_catalog(conn: Connection) -> None:
+    """Check that the database has a catalog that may be used.
+
+    A host name may lead to another server than at the start of the process.
+
+    Raises:
+        TransientError: it has none, or one from a dump.
+    """
+    stale = restored.problem(conn)
+    if stale is not None:
+        raise TransientError(stale.message, detail=stale.detail, sqlstate="55000")
+    if not catalog.installed(conn):
+        raise TransientError(
+            "the database has no schema headrace: it was dropped, or this is another server",
+            sqlstate="3F000",
+        )
 
 
 def check_alone(conn: Connection) -> None:

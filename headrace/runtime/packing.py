@@ -14,6 +14,7 @@ from typing import Final
 
 from headrace.forwarder.batcher import Batch
 from headrace.kernels import messages
+from headrace.kernels.pgoutput import Commit, read_commit
 from headrace.runtime.positions import BatchRecord
 from headrace.storage.frame_cache import Frame
 
@@ -22,7 +23,7 @@ NAME: Final = "message"
 _INFO: Final = struct.Struct("<QQqQQII")
 """Record (start, end, commit time), transactions, messages, descriptions, whether spooled."""
 _PIECE_BYTES: Final = 1 << 20
-_BEGIN, _RELATION = b"BR"
+_BEGIN, _COMMIT, _RELATION = b"BCR"
 
 
 class _Stored:
@@ -98,6 +99,16 @@ def record(txid: int, frames: Sequence[Frame]) -> BatchRecord:
     """Return the record with which a batch was cut."""
     start, end, instant, *_ = _INFO.unpack(messages_of(frames[0])[0])
     return BatchRecord(txid, start, end, instant)
+
+
+def last_commit(frames: Sequence[Frame]) -> Commit | None:
+    """Return the end of a batch's last transaction; None: it has none."""
+    first = messages_of(frames[0])
+    _, _, _, transactions, _, described, _ = _INFO.unpack(first[0])
+    if not transactions:
+        return None
+    found = first[1 + described :] if len(frames) == 1 else messages_of(frames[-1])
+    return next((read_commit(m) for m in reversed(found) if m[0] == _COMMIT), None)
 
 
 def unpack(txid: int, frames: Sequence[Frame], told: dict[bytes, bytes]) -> Batch:

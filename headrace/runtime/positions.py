@@ -16,6 +16,7 @@ from typing import Final
 import msgspec
 
 from headrace.errors import BugError
+from headrace.kernels.pgoutput import Commit, read_commit
 from headrace.postgres.timeline import Identity
 from headrace.state.rocks import RocksDatabase
 
@@ -27,7 +28,9 @@ _VIEW: Final = b"view/"
 _HOLD: Final = b"hold/"
 _RETAINED: Final = b"retained"
 _LINEAGE: Final = b"lineage"
+_LAST: Final = b"last_commit"
 _EPOCH: Final = b"epoch"
+_BEGUN: Final = b"begun"
 _TXID: Final = struct.Struct(">Q")
 _PAIR: Final = struct.Struct(">QQ")
 _RECORD: Final = struct.Struct(">QQqI")
@@ -135,14 +138,36 @@ def get_confirmed(db: RocksDatabase) -> int:
     return int(_TXID.unpack(value)[0]) if value else 0
 
 
+def put_last_commit(meta: Meta, last: Commit | None) -> None:
+    """Add the last transaction received."""
+    meta[_LAST] = None if last is None else last.encode()
+
+
+def get_last_commit(db: RocksDatabase) -> Commit | None:
+    """Return the last transaction received before a checkpoint; None: none is known."""
+    value = db.get_meta(_LAST)
+    return read_commit(value) if value else None
+
+
 def put_epoch(meta: Meta, epoch: int) -> None:
-    """Add the epoch of the engine's connections, which other workers know."""
+    """Add the epoch that is about to begin in the source database."""
     meta[_EPOCH] = _TXID.pack(epoch)
 
 
 def get_epoch(db: RocksDatabase) -> int:
-    """Return the highest epoch that the engine has had; 0: none."""
+    """Return the highest epoch that the engine may have had; 0: none."""
     value = db.get_meta(_EPOCH)
+    return int(_TXID.unpack(value)[0]) if value else 0
+
+
+def put_begun(meta: Meta, epoch: int) -> None:
+    """Add the epoch that has begun in the source database."""
+    meta[_BEGUN] = _TXID.pack(epoch)
+
+
+def get_begun(db: RocksDatabase) -> int:
+    """Return the last epoch that is known to have begun in the source database; 0: none."""
+    value = db.get_meta(_BEGUN)
     return int(_TXID.unpack(value)[0]) if value else 0
 
 

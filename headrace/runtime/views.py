@@ -581,6 +581,7 @@ def _view(row: WorkedView) -> View:
             row.result_oid or 0,
             rebuilt.sink.schema,
             keys.chosen(options.key, rebuilt.sink.key),
+            rebuilt.sink.conditions,
         ),
         _CURSORS.get(Status(row.status)),
         row.owner or "",

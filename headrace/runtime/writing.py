@@ -321,12 +321,10 @@ class _Group:
         """
         asked = [p for p in parts if p.changes and p.rights]
         lacks = privileges.lacking(self._conn, (r for p in asked for r in p.rights))
-        return {
-            part.view_id: privileges.error(lacks[right])
-            for part in asked
-            for right in reversed(part.rights)
-            if right in lacks
+        found = {
+            p.view_id: privileges.error(lacks[r] for r in p.rights if r in lacks) for p in asked
         }
+        return {view_id: error for view_id, error in found.items() if error is not None}
 
     def _write_marked(self, part: ViewPart) -> int:
         assert part.diffs is not None, "it changes"

@@ -1,4 +1,4 @@
-"""The command line: ``headrace start``, ``worker``, ``check``, ``uninstall`` and the rest."""
+"""The command line: ``headrace start``, ``worker``, ``check``, ``uninstall`` and the others."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ from typing import Any, Final, NoReturn
 import psycopg
 
 from headrace import events
-from headrace.config import ENV_PREFIX, Settings, changed, given, has_secret, outdated, redact
+from headrace.config import ENV_PREFIX, Settings, changed, given, outdated
 from headrace.errors import HeadraceError
 from headrace.postgres import connect
 from headrace.process import secret_files
+from headrace.redaction import DSNS, has_secret, redact
 from headrace.server.explained import explained
 
 _DEBUG: Final = "debug"
@@ -61,9 +62,12 @@ _WORKER_FLAGS: Final = {
 def parser() -> argparse.ArgumentParser:
     """Return the parser of all subcommands."""
     root = argparse.ArgumentParser(
-        prog="headrace", description="Keep the results of SQL queries up to date in your Postgres."
+        prog="headrace",
+        description="Keep the results of SQL queries up to date in your Postgres.",
+        epilog="headrace COMMAND --help explains a command.",
     )
-    commands = root.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    root.add_argument("--version", action="store_true", help="print the version")
+    commands = root.add_subparsers(dest="command", metavar="COMMAND")
 
     def add(name: str, text: str, database: str = "--source", **more: Any) -> Any:
         command = commands.add_parser(name, help=text, description=_sentence(text), **more)
@@ -78,7 +82,8 @@ def parser() -> argparse.ArgumentParser:
 
     start = add("start", "run the server in the foreground")
     check = add("check", "check everything that the server needs, and change nothing")
-    add("status", "show whether the server works, and why views are not up to date")
+    status = add("status", "show whether the server works, and why views are not up to date")
+    views = add("views", "list the views, with their status and lag")
     add("config", "list all settings, with value, origin and meaning")
     worker = add("worker", "run a worker for a server on another machine", "--join")
     remove = add("uninstall", "remove slot, publication and schema headrace from the database")
@@ -98,6 +103,8 @@ def parser() -> argparse.ArgumentParser:
             remove.add_argument(flag, dest=name, metavar=what, help=text)
     for name, (flag, what, text) in _WORKER_FLAGS.items():
         worker.add_argument(flag, dest=name, metavar=what, help=text)
+    for report in (check, status, views):
+        report.add_argument("--json", action="store_true", help="print JSON")
     remove.add_argument("--drop-tables", action="store_true", help="drop the result tables as well")
     return root
 
@@ -131,7 +138,7 @@ def settings_of(arguments: argparse.Namespace) -> Settings:
 
 def _check_file(path: Path) -> None:
     values = changed({}, path, {})
-    dsns = [str(values[name][0]) for name in ("source", "eval_dsn") if name in values]
+    dsns = [str(values[name][0]) for name in DSNS if name in values]
     if any(has_secret(dsn) for dsn in dsns):
         secret_files.check(path, "configuration")
 
@@ -180,7 +187,13 @@ def _run(words: Sequence[str], *, ours: bool) -> int:
         from headrace.embedded import demo
 
         return int(demo.main(words[1:]) or 0)
-    arguments = parser().parse_args(words)
+    options = parser()
+    arguments = options.parse_args(words)
+    if arguments.version:
+        return _version()
+    if arguments.command is None:
+        options.print_help()
+        return 0
     if ours:
         events.configure(process=arguments.command)  # until its settings are known
     if ours and has_secret(getattr(arguments, "source", None) or ""):
@@ -193,9 +206,12 @@ def _run(words: Sequence[str], *, ours: bool) -> int:
         case "worker":
             return _worker(settings_of(arguments))
         case "check":
-            return _check(settings_of(arguments))
-        case "status":
-            return _status(settings_of(arguments))
+            return _check(settings_of(arguments), as_json=arguments.json)
+        case "status" | "views":
+            from headrace.server import reports
+
+            report = reports.status if arguments.command == "status" else reports.views
+            return report(settings_of(arguments), _say, as_json=arguments.json)
         case "config":
             return _config(arguments)
         case _:
@@ -236,14 +252,14 @@ def _start(arguments: argparse.Namespace) -> int:
     keep_one_thread()
     if arguments.setup:
         _provision(settings, arguments.setup)
-    from headrace.server import doctor
+    from headrace.server import doctor, reports
 
     # Report everything that is missing before anything is created.
     lacking = [finding for finding in doctor.look(settings) if finding.problem]
     for line in (line for finding in lacking for line in finding.lines()):
         _say(line, err=True)
     if lacking:
-        _say(f"{redact(settings.source)}: {_problems(len(lacking))}", err=True)
+        _say(f"{redact(settings.source)}: {reports.count(len(lacking))}", err=True)
         return 1
     # The fork server imports the rest while this process imports the server.
     with ForkServer(fork=True) as fork_server:
@@ -283,46 +299,13 @@ def _worker(settings: Settings) -> int:
         return remote_worker.run(settings, fork_server)
 
 
-def _check(settings: Settings) -> int:
-    from headrace.server import doctor
+def _check(settings: Settings, *, as_json: bool) -> int:
+    from headrace.server import doctor, reports
 
     findings = doctor.look(settings)
-    for finding in findings:
-        for line in finding.lines():
-            _say(line)
-    problems = sum(finding.problem is not None for finding in findings)
-    source = redact(settings.source)
-    _say(f"{source}: {_problems(problems) if problems else 'ready for headrace'}")
-    return 1 if problems else 0
-
-
-def _problems(count: int) -> str:
-    return f"{count} problem{'s' if count > 1 else ''} to fix"
-
-
-def _status(settings: Settings) -> int:
-    from headrace.sql import install
-
-    with connect.session(settings.source, name="headrace") as conn:
-        # The functions called below are in the schema, so check that the schema is Headrace's.
-        if problems := install.problems(conn):
-            raise problems[0]
-        there = conn.execute("SELECT pg_catalog.to_regproc('headrace.status') IS NOT NULL")
-        if there.fetchone() != (True,):
-            _say(f"{redact(settings.source)}: headrace is not installed", err=True)
-            return 1
-        facts = conn.execute("SELECT fact, value, ok, hint FROM headrace.status()").fetchall()
-        views = conn.execute(
-            "SELECT name, concat_ws(', ', status, nullif(nullif(cursor, 'leading'), status)), held_by"
-            " FROM headrace.list_views()"
-            " WHERE held_by IS NOT NULL ORDER BY name"
-        ).fetchall()
-    for fact, value, ok, hint in facts:
-        mark = {None: " ", True: "✓", False: "✗"}[ok]
-        _say(f"{mark} {fact}: {value}{f'  ({hint})' if hint else ''}")
-    for name, status, held in views:
-        _say(f"  {name}: {status}, {held}")
-    return 1 if any(ok is False for _, _, ok, _ in facts) else 0
+    if settings.spark_cluster:
+        findings.append(doctor.try_spark(settings))
+    return reports.check(findings, settings, _say, as_json=as_json)
 
 
 def _config(arguments: argparse.Namespace) -> int:
@@ -334,6 +317,7 @@ def _config(arguments: argparse.Namespace) -> int:
 
 
 def _uninstall(settings: Settings, *, tables: bool) -> int:
+    from headrace.postgres import decoding_standby
     from headrace.postgres import slot as setup
     from headrace.sql import install
 
@@ -341,6 +325,8 @@ def _uninstall(settings: Settings, *, tables: bool) -> int:
         if problems := install.problems(conn):
             raise problems[0]
         # Drop the slot first: that fails while an engine uses it, and then nothing is removed.
+        with decoding_standby.connected(settings, conn) as server:
+            setup.drop_ours(server, settings.slot_name)
         setup.drop(conn, settings)
         names = install.uninstall(conn, tables=tables)
     for name in names:

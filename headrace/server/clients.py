@@ -15,8 +15,9 @@ from typing import Any, Final
 import structlog
 
 from headrace import clock
-from headrace.config import Settings, redact
+from headrace.config import Settings
 from headrace.errors import BugError, PrivilegeError, UndefinedError
+from headrace.redaction import printable
 from headrace.server import reload
 from headrace.server.facts import ClientCounts, Facts
 from headrace.server.port import Port
@@ -27,7 +28,6 @@ Handler = Callable[[Request], Awaitable[Any]]
 _log = structlog.get_logger(__name__)
 _REST: Final = 8.0
 """Pause after each call in multiples of its duration; other calls wait meanwhile."""
-_SECRET: Final = ("source", "eval_dsn")
 _MEMBERS: Final = "Only superusers and members of Headrace's role may."
 
 
@@ -146,7 +146,7 @@ def _settings(settings: Settings) -> list[Row]:
     defaults = Settings()
     for field in dataclasses.fields(Settings):
         values = [getattr(s, field.name) for s in (settings, defaults)]
-        shown = [redact(v) if field.name in _SECRET and v else _text(v) for v in values]
+        shown = [_text(printable(field.name, v)) for v in values]
         out.append([field.name, *shown, field.name in reload.CHANGEABLE])
     return out
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from functools import partial
@@ -22,8 +23,9 @@ from headrace.postgres.tokens import identifier
 from headrace.server.context import CallContext
 from headrace.server.messages import ResultSet
 from headrace.server.procedures import Invocation
-from headrace.server.progress import Reporter, ready
+from headrace.server.progress import Reporter, ready, short
 from headrace.server.waits import SessionWaits
+from headrace.sql.held import Holding
 from headrace.sql.verbs import (
     VERBS,
     CreateView,
@@ -134,6 +136,9 @@ class Commands:
         self._waits = waits
         self._worker = worker
         self._background: set[asyncio.Task[Any]] = set()
+        self._numbers = itertools.count()
+        self._fillings: dict[int, tuple[float, dict[str, Any]]] = {}
+        """By number of the call: when it began, and the last step of its population."""
         self._here: Mapping[str, Callable[[Request], Awaitable[Any]]] = {}
         """Handlers of the verbs that this process carries out, but for ``wait_for``."""
 
@@ -285,7 +290,34 @@ class Commands:
         except TimeoutError as error:
             raise gone from error
         linger = LINGER_S if by_builder else 0.0
-        return await peer.call(verb.name, request.message(), progress, linger_s=linger)
+        with self._followed(progress) as followed:
+            return await peer.call(verb.name, request.message(), followed, linger_s=linger)
+
+    @contextlib.contextmanager
+    def _followed(
+        self, progress: Callable[[dict[str, Any]], None] | None
+    ) -> Iterator[Callable[[dict[str, Any]], None]]:
+        """Yield ``progress``, with which ``fillings`` also hears of the populations of a call."""
+        call, began = next(self._numbers), clock.monotonic()
+
+        def follow(step: dict[str, Any]) -> None:
+            if step.get("view_id"):
+                self._fillings[call] = (began, step)
+            if progress is not None:
+                progress(step)
+
+        try:
+            yield follow
+        finally:
+            self._fillings.pop(call, None)
+
+    def fillings(self) -> list[Holding]:
+        """Return the populations that are under way."""
+        now = clock.monotonic()
+        return [
+            Holding(int(step["view_id"]), short(step), now - began, "population")
+            for began, step in self._fillings.values()
+        ]
 
 
 def _size(invocation: Invocation) -> int:

@@ -9,28 +9,35 @@ import fcntl
 import os
 import shutil
 import socket
+import subprocess
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+import msgspec
 import psycopg
 
 from headrace import clock
-from headrace.config import Settings, address, redact
+from headrace.config import ENV_SETTINGS, Settings, address
 from headrace.errors import HeadraceError, PrerequisiteError
-from headrace.postgres import connect
+from headrace.postgres import connect, decoding_standby
 from headrace.postgres import slot as setup
 from headrace.process import password_files, rpc, secret_files
+from headrace.redaction import redact
 from headrace.server import standby_check, traces
-from headrace.sql import install
+from headrace.sql import install, views
 from headrace.state import formats
 
 Connection = psycopg.Connection[Any]
 
 _DISK_BYTES_MIN: Final = 1 << 30
 _SKEW_S_MAX: Final = 5.0
+_SPARK_S: Final = 90.0
+_ANSWER: Final = msgspec.json.Decoder(dict[str, str | None])
 _UNREADABLE_SHOWN: Final = 3
+_COPIED: Final = 'This database has views, so it is probably a copy of "{}".'
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +107,25 @@ def _tried(name: str, act: Callable[[], str]) -> Finding:
         return Finding(name, problem=PrerequisiteError(str(error)))
 
 
+def try_spark(settings: Settings) -> Finding:
+    """Try Spark in another process, which may start a JVM; views can do without it."""
+    env = os.environ | {ENV_SETTINGS: settings.to_json()}
+    command = [sys.executable, "-m", "headrace.population.try_spark"]
+    try:
+        done = subprocess.run(
+            command, env=env, capture_output=True, text=True, timeout=_SPARK_S, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return Finding("spark", warning=f"Spark has not answered within {_SPARK_S:.0f} s.")
+    lines = done.stdout.splitlines()
+    told = _ANSWER.decode(lines[-1]) if lines and not done.returncode else {}
+    if "found" in told:
+        return Finding("spark", told["found"] or "")
+    said = told.get("message") or "Spark could not be tried"
+    hint = told.get("hint") or "See docs/manual/spark.md."
+    return Finding("spark", warning=f"{said}. {hint}")
+
+
 def _data_dir(path: Path) -> str:
     there = next(p for p in (path, *path.parents) if p.exists())
     if not there.is_dir():
@@ -146,7 +172,8 @@ def _sockets(settings: Settings) -> str:
 
 
 def _secret_files(settings: Settings) -> str:
-    password_files.check(settings.source)
+    for dsn in filter(None, (settings.source, settings.decode_from)):
+        password_files.check(dsn)
     for path in (settings.tls_key, settings.console_token_file):
         if path:
             secret_files.check(Path(path))
@@ -199,7 +226,10 @@ def _database(conn: Connection, settings: Settings) -> Iterator[Finding]:
     yield from _each(
         "schema headrace", "of the engine's role, or does not exist yet", install.hindrances(conn)
     )
-    yield _slot(conn, settings)
+    if settings.decode_from:
+        yield from _standby(conn, settings)
+    else:
+        yield _slot(conn, settings)
     for found, warning in standby_check.findings(conn, settings):
         yield Finding("failover", found, warning=warning)
     yield _senders(conn)
@@ -261,14 +291,30 @@ def _slot(conn: Connection, settings: Settings) -> Finding:
     database, plugin, active, ours = row
     if ours and plugin == "pgoutput":
         return Finding("slot", f"{settings.slot_name}{', in use now' if active else ''}")
+    # A database without views is a second one on the server, not a copy.
+    copied = views.installed(conn)
     return Finding(
         "slot",
         problem=PrerequisiteError(
             f'slot "{settings.slot_name}" belongs to database "{database}", plugin "{plugin}"',
+            detail=_COPIED.format(database) if copied else None,
             hint="Slots are per server: choose another --slot-name for this database.",
             sqlstate="55006",
         ),
     )
+
+
+def _standby(conn: Connection, settings: Settings) -> Iterator[Finding]:
+    try:
+        for found, warning in standby_check.decoding(conn, settings):
+            yield Finding("standby", found, warning=warning)
+        with decoding_standby.connected(settings, conn) as standby:
+            yield _slot(standby, settings)
+    except decoding_standby.StandbyUnavailable as error:
+        # Views wait for it, and say why.
+        yield Finding("standby", redact(settings.decode_from), warning=f"{error.message}.")
+    except HeadraceError as error:
+        yield Finding("standby", redact(settings.decode_from), error)
 
 
 def _senders(conn: Connection) -> Finding:

@@ -12,7 +12,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from headrace.config import ENV_PREFIX, RENAMED, Settings, changed, redact
+from headrace.config import ENV_PREFIX, RENAMED, Settings, changed
+from headrace.redaction import printable
 
 _UNITS: Final = {
     "batch_rows_max": "rows",
@@ -30,6 +31,7 @@ _UNITS: Final = {
     "populations_max": "populations",
     "populations_per_role_max": "populations",
     "spark_memory_mb": "MB",
+    "spark_parallelism": "tasks",
     "spark_partition_rows": "rows",
     "spark_threshold_rows": "rows",
     "view_rows_max": "rows",
@@ -57,8 +59,7 @@ def explained(
     out = []
     for name, meaning in meanings().items():
         value = getattr(settings, name)
-        if name in ("source", "eval_dsn") and value:
-            value = redact(value)
+        value = printable(name, value)
         origin = given[name][1] if name in given else "default"
         shown = f"{value} {unit}" if (unit := unit_of(name)) else value
         lines = (f"    {line.replace('``', '')}" for line in meaning)

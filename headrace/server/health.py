@@ -36,12 +36,14 @@ _PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
 _SLOT: Final = """
 SELECT s.active, s.wal_status, s.safe_wal_size,
        s.confirmed_flush_lsn - '0/0'::pg_lsn AS confirmed, s.restart_lsn - '0/0'::pg_lsn AS restart,
-       pg_current_wal_lsn() - '0/0'::pg_lsn AS current, pg_current_wal_lsn() - s.restart_lsn AS retained,
-       pg_current_wal_lsn() - s.confirmed_flush_lsn AS lag_bytes,
+       greatest(w.lsn - s.restart_lsn, 0) AS retained,
        extract(epoch FROM a.flush_lag)::float8 AS lag_s
   FROM pg_catalog.pg_replication_slots s
+ CROSS JOIN (SELECT CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn()
+                         ELSE pg_current_wal_lsn() END AS lsn) w
   LEFT JOIN pg_catalog.pg_stat_replication a ON a.pid = s.active_pid
  WHERE s.slot_name = %s"""
+_CURRENT: Final = "SELECT pg_current_wal_lsn() - '0/0'::pg_lsn AS current"
 # Oldest first: a new view does not displace any of those reported one by one.
 _VIEWS: Final = "SELECT * FROM headrace.view_states() ORDER BY id"
 
@@ -74,12 +76,13 @@ class Health:
                 return False, f"the {child.name} process is not running {child.problem}"
         try:
             async with self._asking() as conn:
-                slot = await _asked(conn, _SLOT, self._settings.slot_name)
+                slot = await self._slot(conn)
         except (psycopg.Error, TimeoutError):
             # The error may name hosts and roles, so it is not returned.
             return False, "the source is not reachable"
-        if not slot or not slot[0]["active"]:
-            return False, "the replication slot is not active"
+        if slot is None or not slot["active"]:
+            where = " on the standby of decode_from" if self._settings.decode_from else ""
+            return False, f"the replication slot is not active{where}"
         return True, "ok"
 
     async def metrics(self) -> str:
@@ -95,14 +98,14 @@ class Health:
             _worker(page, told)
         try:
             async with self._asking() as conn:
-                slot = await _asked(conn, _SLOT, self._settings.slot_name)
+                slot = await self._slot(conn)
                 views = await _asked(conn, _VIEWS)
                 sources = await origins.activity(conn)
         except (psycopg.Error, TimeoutError):
             page.put("source_up", 0)
             return await asyncio.to_thread(page.render)
         page.put("source_up", 1)
-        _slot(page, slot[0] if slot else None, self._settings)
+        _slot(page, slot, self._settings)
         for name, up, changed in sources:
             page.put("other_source_up", up, name)
             page.put("other_source_changes_total", changed, name)
@@ -134,11 +137,28 @@ class Health:
                 return dict(await peer.call("measures", most))
         return None
 
+    async def _slot(self, source: Connection) -> dict[str, Any] | None:
+        """Return the slot, compared with the source's WAL; None: it cannot be found."""
+        dsn, name = self._settings.decode_from, self._settings.slot_name
+        rows: list[dict[str, Any]] = []
+        if not dsn:
+            rows = await _asked(source, _SLOT, name)
+        else:
+            with contextlib.suppress(psycopg.Error, TimeoutError):
+                async with self._asking(dsn) as standby:
+                    rows = await _asked(standby, _SLOT, name)
+        if not rows:
+            return None
+        [current] = [row["current"] for row in await _asked(source, _CURRENT)]
+        confirmed = rows[0]["confirmed"]
+        lag = None if confirmed is None else max(current - confirmed, 0)
+        return rows[0] | {"current": current, "lag_bytes": lag}
+
     @contextlib.asynccontextmanager
-    async def _asking(self) -> AsyncIterator[Connection]:
-        """Connect to the source, for a few seconds."""
+    async def _asking(self, dsn: str = "") -> AsyncIterator[Connection]:
+        """Connect to the source, or to ``dsn``, for a few seconds."""
         async with asyncio.timeout(_TIMEOUT_S):
-            conn = await async_dicts(self._settings.source, name="headrace health")
+            conn = await async_dicts(dsn or self._settings.source, name="headrace health")
             async with conn:
                 yield conn
 

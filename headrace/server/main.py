@@ -8,7 +8,7 @@ import fcntl
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -20,12 +20,13 @@ import uvloop
 from headrace import events
 from headrace.config import Settings
 from headrace.errors import HeadraceError, PrerequisiteError, TransientError
-from headrace.postgres import connect, failures
+from headrace.postgres import connect, decoding_standby, failures
 from headrace.postgres import slot as setup
 from headrace.process import durable, password_files, rpc, secret_files
 from headrace.process.fork_server import ForkServer
 from headrace.runtime import ownership
 from headrace.server import janitor
+from headrace.server.backlogs import Backlogs
 from headrace.server.clients import ClientCalls
 from headrace.server.commands import CommandPeer, Commands
 from headrace.server.direct import Direct
@@ -46,6 +47,7 @@ from headrace.sql.views import Unfinished
 if TYPE_CHECKING:
     from headrace.console.port import HttpPort
 
+_ELSEWHERE: Final = "If the connection string leads to another server now, mend that first."
 _log = structlog.get_logger(__name__)
 _STOP_S_MAX: Final = 25.0
 """Seconds until a stop is forced: a little more than both children may take."""
@@ -110,11 +112,16 @@ def prepare(settings: Settings) -> tuple[Settings, str]:
     """
     for folder in (settings.run_dir, settings.staging_dir, settings.tmp_dir):
         durable.make_folder(folder, 0o700)
-    password_files.check(settings.source)
+    for given in filter(None, (settings.source, settings.decode_from)):
+        password_files.check(given)
     secret_files.restrict(install.eval_password(settings.data_dir))
     try:
         with connect.session(settings.source, name="headrace") as conn:
-            problems = install.hindrances(conn) or setup.preflight(conn, settings)
+            problems: Sequence[HeadraceError] = (
+                install.hindrances(conn)
+                or setup.preflight(conn, settings)
+                or _of_standby(conn, settings)
+            )
             if problems:
                 if len(problems) > 1:
                     _log.warning("more is missing", count=len(problems) - 1, see="headrace check")
@@ -135,6 +142,17 @@ def prepare(settings: Settings) -> tuple[Settings, str]:
         raise TransientError(
             f"could not connect to the source database: {str(error).strip()}"
         ) from error
+
+
+def _of_standby(conn: psycopg.Connection[Any], settings: Settings) -> Sequence[HeadraceError]:
+    """Return what keeps the standby from decoding.  One that is away is waited for later."""
+    if not settings.decode_from:
+        return []
+    try:
+        return decoding_standby.check(conn, settings)
+    except TransientError as error:
+        _log.warning("standby not ready", reason=error.message, detail=error.detail)
+        return []
 
 
 class Commander:
@@ -159,9 +177,10 @@ class Commander:
         )
         self._commands.handle(ClientCalls(self._listener.port).handlers())
         self._resumer = Resumer(settings, self._commands, self._on_orphaned)
+        self._backlogs = Backlogs(settings, self._commands)
         self._guard = PublicationGuard(settings, worker)
         self._purge = janitor.Purge(settings)
-        self._observer = Observer(settings, worker)
+        self._observer = Observer(settings, worker, self._commands.fillings)
         self._executors = Executors(settings, self._supervisor)
         self._traces = Traces(settings, version(), worker)
         self._status = 0
@@ -192,6 +211,7 @@ class Commander:
                 await ready
                 self._direct.start()
                 self._resumer.start()
+                self._backlogs.start()
                 self._purge.start()
                 self._observer.start()
                 self._executors.start()
@@ -214,6 +234,7 @@ class Commander:
             await self._observer.stop()
             await self._executors.stop()
             await self._traces.stop()
+            await self._backlogs.stop()
             await self._resumer.stop()
             await self._direct.stop()
             await self._waits.close()
@@ -236,12 +257,16 @@ class Commander:
         # Do not wait longer than this, for example for a source that hangs during a call.
         asyncio.get_running_loop().call_later(_STOP_S_MAX, self._end_at_once)
 
-    def _on_orphaned(self) -> None:
-        """Stop with status 1, because the schema with its list of views is gone."""
-        _log.error(
-            "schema headrace was dropped",
-            hint="Result tables are ordinary tables now. Start headrace again for new views.",
-        )
+    def _on_orphaned(self, stale: PrerequisiteError | None) -> None:
+        """Stop with status 1, because the list of views is gone, or is another one: ``stale``."""
+        if stale is not None:
+            _log.error("another database answers", reason=stale.message, hint=_ELSEWHERE)
+        else:
+            _log.error(
+                "schema headrace was dropped",
+                hint="If it was dropped, result tables are ordinary tables now: start headrace"
+                f" again for new views. {_ELSEWHERE}",
+            )
         self._status = 1
         if not self._stop.is_set():
             self._on_signal()

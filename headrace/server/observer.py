@@ -38,15 +38,22 @@ Held = tuple[list[Behind], list[PublishedCursor]]
 class Observer:
     """The observer of one engine."""
 
-    def __init__(self, settings: Settings, worker: Callable[[], Awaitable[CommandPeer]]) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        worker: Callable[[], Awaitable[CommandPeer]],
+        fillings: Callable[[], list[Holding]],
+    ) -> None:
+        """Take ``fillings``, which returns the populations that are under way."""
         self._settings = settings
         self._worker = worker
+        self._fillings = fillings
         self._coarsened = 0.0
         self._memory_pct = -_STEP_PCT
         self._known: list[Fact] | None = None
         """The facts that are stored; None: unknown."""
         self._works = True
-        """Whether rows of kind ``work`` are, or may be, stored."""
+        """Whether rows of kinds ``work`` and ``population`` are, or may be, stored."""
         self._stored: Held | None = None
         """The views whose rows of kinds ``behind`` and ``cursor`` are stored; None: unknown."""
         self._sources = True
@@ -129,11 +136,11 @@ class Observer:
     async def _look(self) -> None:
         looked = 0.0
         while True:
-            works: list[Holding] = []
+            works = self._fillings()
             found = self._stored  # stays as stored if the worker does not answer
             with contextlib.suppress(HeadraceError, OSError, TimeoutError):
                 told = await self._call("held")
-                works = [Holding(**row) for row in told["works"]]
+                works += [Holding(**row) for row in told["works"]]
                 found = (
                     [Behind(**row) for row in told["behind"]],
                     [PublishedCursor(**row) for row in told["cursors"]],

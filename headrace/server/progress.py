@@ -19,28 +19,58 @@ _PHASES: Final = {
     "verifying": "verifying",
     "adopting": "catching up",
 }
+_SHORT: Final = {
+    "pending": "it waits for another job",
+    "publication": "it is prepared",
+    "snapshot": "it waits for a snapshot",
+    "starting": "it waits for Spark",
+    "reading": "rows are read",
+    "writing": "rows are written",
+    "indexing": "an index is built",
+    "comparing": "rows are compared",
+    "adopting": "it catches up",
+}
 
 
 def describe(view: str, progress: dict[str, Any]) -> str:
     """Return ``progress`` (phase, rows, total, percent, eta_s) as one line about ``view``."""
     if text := progress.get("message"):
         return str(text)
-    rows, phase = progress.get("rows") or 0, str(progress.get("phase") or "")
+    phase = str(progress.get("phase") or "")
     if not has_counts(progress):
         return f'{_PHASES.get(phase, "populating")} "{view}"'
-    total, percent, left = (progress.get(k) for k in ("total", "percent", "eta_s"))
-    if not total or rows > total:
-        total = percent = left = None
-    elif percent is None:
-        percent = 100.0 * rows / total
+    rows, total, percent, left = _counts(progress)
     verb = "writing" if phase == "writing" else "populating"
     text = f'{verb} "{view}": {rows}'
     text += f" of {total} rows" if total else " rows"
     if percent is not None:
         text += f" ({percent:.0f} %)"
     if left is not None:
-        text += f", {_duration(float(left))} left"
+        text += f", {_duration(left)} left"
     return text
+
+
+def short(progress: dict[str, Any]) -> str:
+    """Return ``progress`` as a few words, without the view."""
+    phase = str(progress.get("phase") or "")
+    if not has_counts(progress):
+        return _SHORT.get(phase, phase)
+    rows, total, percent, left = _counts(progress)
+    verb = "written" if phase == "writing" else "read"
+    if total is None:
+        return f"{rows} rows {verb}"
+    text = f"{rows} of about {total} rows {verb} ({percent:.0f} %)"
+    return text if left is None else f"{text}, about {_duration(left)} left"
+
+
+def _counts(progress: dict[str, Any]) -> tuple[int, int | None, float | None, float | None]:
+    """Return rows done, and unless there are more than expected: total, percent, seconds left."""
+    rows, total = int(progress.get("rows") or 0), progress.get("total")
+    if not total or rows > total:
+        return rows, None, None, None
+    percent, left = progress.get("percent"), progress.get("eta_s")
+    percent = 100.0 * rows / total if percent is None else float(percent)
+    return rows, int(total), percent, None if left is None else float(left)
 
 
 def ready(rows: int, seconds: float) -> str:

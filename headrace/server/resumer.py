@@ -28,11 +28,10 @@ from headrace import clock, errors
 from headrace.config import Settings
 from headrace.postgres.connect import async_dicts
 from headrace.process import tasks
+from headrace.server import unasked
 from headrace.server.commands import Commands
-from headrace.server.context import CallContext
-from headrace.server.procedures import Invocation
 from headrace.server.tries import WINDOW_S, Tries
-from headrace.sql import states
+from headrace.sql import restored, states
 from headrace.sql.states import AsyncConnection, StoppedView, WaitedView
 from headrace.sql.view_spec import ViewSpec
 
@@ -82,9 +81,15 @@ class Resumer:
     """Looks for stopped views, and resyncs them."""
 
     def __init__(
-        self, settings: Settings, commands: Commands, orphaned: Callable[[], None] = lambda: None
+        self,
+        settings: Settings,
+        commands: Commands,
+        orphaned: Callable[[errors.PrerequisiteError | None], None] = lambda _: None,
     ) -> None:
-        """Take ``orphaned``, which is called when the catalog of the views is gone."""
+        """Take ``orphaned``, which is called when the catalog of the views is gone.
+
+        It gets an error if there is another catalog, which must not be used.
+        """
         self._settings = settings
         self._commands = commands
         self._orphaned = orphaned
@@ -115,12 +120,16 @@ class Resumer:
             try:
                 source = self._settings.source
                 async with await async_dicts(source, name="headrace resumer") as conn:
+                    # The connection string may lead to another database than at the start.
+                    if stale := await asyncio.to_thread(restored.look, source):
+                        self._orphaned(stale)
+                        return
                     while True:
                         await self._look(conn)
                         await self._rest()
             except (psycopg.errors.UndefinedTable, psycopg.errors.InvalidSchemaName):
                 _log.error("schema headrace is gone")
-                self._orphaned()
+                self._orphaned(None)
                 return
             except psycopg.Error as error:
                 _log.warning("stopped views not looked for", reason=str(error))
@@ -174,24 +183,10 @@ class Resumer:
 
     async def _resync(self, row: StoppedView) -> errors.HeadraceError | None:
         """Resync a view; return the error if that fails."""
-        name = row.name
-        # The id is checked: another call may have done it while this one waited for other jobs.
-        because = row.reason
-        only = {"of": row.id, "because": because, "unasked": True}
-        try:
-            await self._commands.run(
-                Invocation("resync_view", {"name": name, **only}),
-                CallContext(row.owner, {}),
-                lambda line: _log.info("resync", view=name, line=line),
-            )
-        except errors.HeadraceError as error:
-            _log.warning("view stays stopped", view=name, reason=error.message)
-            return error
-        except Exception as error:  # noqa: BLE001  the boundary of one view's resync
-            _log.exception("resync ended by a bug", view=name)
-            return errors.BugError(f"internal error in rebuilding the view: {error!r}")
-        _log.info("view is rebuilt", view=name, because=because)
-        return None
+        error = await unasked.resync(self._commands, row.id, row.name, row.owner, row.reason)
+        if error is not None:
+            _log.warning("view stays stopped", view=row.name, reason=error.message)
+        return error
 
     async def _ended(self, conn: AsyncConnection, job: _Job) -> None:
         row, now = job.row, clock.monotonic()

@@ -1,5 +1,7 @@
 """Which of the source's addresses is the one that ``target_session_attrs`` asks for.
 
+A name may have several addresses too, such as that of a group of servers.
+
 A relayed session logs in as its client, so only the source's answer to that login would say whether
 the server is a primary.  The engine asks beforehand, with a connection of its own.
 
@@ -9,6 +11,7 @@ Source: Postgres manual, "Database Connection Control Functions".
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass
 from typing import Final
 
 import psycopg
@@ -21,19 +24,30 @@ _FRESH_S: Final = 1.0
 """Seconds for which an answer counts: servers change their roles rarely, but at any time."""
 
 
+@dataclass(frozen=True, slots=True)
+class SourceServer:
+    """One server of the source."""
+
+    host: str
+    """Its name, by which its certificate is checked; or the directory of its socket."""
+    port: int
+    address: str = ""
+    """The address that the name stands for here; "": that of the name."""
+
+
 class Route:
     """The address of the server that libpq would choose; for one event loop."""
 
     def __init__(self, dsn: str) -> None:
-        """Create it for a DSN with several addresses."""
+        """Create it for a DSN with several addresses, or a name."""
         self._dsn: Final = dsn
         self._asking: Final = asyncio.Lock()
-        self._found: tuple[str, int] | TransientError | None = None
+        self._found: SourceServer | TransientError | None = None
         """The last answer; None: it must be asked again."""
         self._until = 0.0
 
-    async def find(self) -> tuple[str, int]:
-        """Return the address, or the directory of its socket, and the port.
+    async def find(self) -> SourceServer:
+        """Return the server.
 
         Raises:
             TransientError: no server is as asked for now.
@@ -54,7 +68,7 @@ class Route:
         """Ask again next time: the address does not answer."""
         self._found = None
 
-    async def _ask(self) -> tuple[str, int]:
+    async def _ask(self) -> SourceServer:
         try:
             conn = await connect.async_session(self._dsn, name="headrace route")
         except psycopg.Error as error:
@@ -62,4 +76,4 @@ class Route:
                 "could not connect to the source database", detail=f"{str(error).strip()}."
             ) from error
         async with conn:
-            return conn.info.host, conn.info.port
+            return SourceServer(conn.info.host, conn.info.port, conn.info.hostaddr)

@@ -1,6 +1,6 @@
-"""The part of ``headrace check`` that looks at standbys: do they get a copy of the slot?
+"""The part of ``headrace check`` that looks at standbys: can they decode, or be promoted?
 
-A standby is known if the connection string names it, besides the primary.
+A standby that may be promoted is known if the connection string names it, besides the primary.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from headrace.config import Settings
 from headrace.errors import HeadraceError
-from headrace.postgres import connect
+from headrace.postgres import connect, decoding_standby
 from headrace.postgres import slot as setup
 
 Connection = psycopg.Connection[Any]
@@ -29,6 +29,14 @@ SELECT pg_catalog.pg_is_in_recovery(),
                AND to_jsonb(s) ->> 'invalidation_reason' IS NULL
           FROM pg_catalog.pg_replication_slots s WHERE slot_name = %s)
 """
+_DECODING: Final = """
+SELECT pg_catalog.pg_is_in_recovery(),
+       current_setting('hot_standby_feedback') = 'on',
+       current_setting('primary_slot_name') <> '',
+       EXISTS (SELECT FROM pg_catalog.pg_replication_slots s WHERE slot_name = %s
+                AND (to_jsonb(s) ->> 'invalidation_reason' IS NOT NULL
+                     OR (to_jsonb(s) ->> 'conflicting')::bool OR wal_status = 'lost'))
+"""
 _WANTED: Final = ("sync_replication_slots = on", "hot_standby_feedback = on", "primary_slot_name")
 
 
@@ -37,6 +45,10 @@ def findings(conn: Connection, settings: Settings) -> Iterator[tuple[str, str | 
 
     ``conn`` is a connection to the primary.
     """
+    if settings.decode_from:
+        slot = settings.slot_name
+        yield f"slot {slot} survives if the standby of decode_from follows, or is promoted", None
+        return
     standbys = _standbys(settings.source, conn)
     count = conn.execute(
         "SELECT count(*) FROM pg_catalog.pg_replication_slots"
@@ -53,6 +65,39 @@ def findings(conn: Connection, settings: Settings) -> Iterator[tuple[str, str | 
         yield f"slot {settings.slot_name} is copied to standbys that ask for it", None
     for where, dsn in standbys.items():
         yield _of(where, dsn, settings.slot_name)
+
+
+def decoding(conn: Connection, settings: Settings) -> Iterator[tuple[str, str | None]]:
+    """Yield what was found of the standby of ``decode_from``, and warnings about its slot.
+
+    ``conn`` is a connection to the primary.
+
+    Raises:
+        HeadraceError: the first thing that keeps it from decoding.
+    """
+    lacking = decoding_standby.check(conn, settings)
+    if lacking:
+        raise lacking[0]
+    with decoding_standby.connected(settings, conn) as standby:
+        where = f"{standby.info.host}:{standby.info.port}"
+        row = standby.execute(_DECODING, (settings.slot_name,)).fetchone()
+    assert row is not None, "a SELECT without FROM has one row"
+    recovers, feedback, has_slot, lost = row
+    if lost:
+        yield (
+            f"slot {settings.slot_name} of {where} was invalidated",
+            f"All views are filled anew. {PAGE}",
+        )
+        return
+    wanted = {"hot_standby_feedback = on": feedback, "primary_slot_name": has_slot}
+    unset = [name for name, there in wanted.items() if recovers and not there]
+    if unset:
+        warning = (
+            f"Set {' and '.join(unset)} on it, or a vacuum of the primary may invalidate its slot."
+        )
+        yield f"{where} decodes", f"{warning} {PAGE}"
+    else:
+        yield f"{where} decodes{'' if recovers else ', and is the primary'}", None
 
 
 def _of(where: str, dsn: str, slot: str) -> tuple[str, str | None]:

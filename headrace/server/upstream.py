@@ -7,6 +7,8 @@ relayed session logs in as the role that the client names, and the source decide
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import ipaddress
 import ssl
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,7 +20,7 @@ from psycopg.conninfo import conninfo_to_dict
 from headrace.errors import TransientError
 from headrace.process.admission import tune
 from headrace.server.messages import SSL_REQUEST
-from headrace.server.route import Route
+from headrace.server.route import Route, SourceServer
 
 CONNECT_TIMEOUT_S: Final = 10.0
 ALPN: Final = "postgresql"
@@ -53,7 +55,9 @@ class SourceAddress:
         ports = (values.get("port") or "5432").split(",")
         ports = ports * len(hosts) if len(ports) == 1 else ports
         addresses = tuple((host, int(port)) for host, port in zip(hosts, ports, strict=True))
-        chosen = len(addresses) > 1 and values.get("target_session_attrs", "any") != "any"
+        named = not any(numbers) and not all(map(_is_one, names))
+        several = len(addresses) > 1 or named
+        chosen = several and values.get("target_session_attrs", "any") != "any"
         return cls(
             addresses,
             values.get("sslmode") or "prefer",
@@ -69,13 +73,13 @@ class SourceAddress:
             TransientError: no address answers.
         """
         problems: list[str] = []
-        addresses = self.addresses if self.route is None else (await self.route.find(),)
-        for host, port in addresses:
+        servers = [SourceServer(host, port) for host, port in self.addresses]
+        for server in servers if self.route is None else [await self.route.find()]:
             try:
                 async with asyncio.timeout(CONNECT_TIMEOUT_S):
-                    return await self._open(protocol, host, port)
+                    return await self._open(protocol, server)
             except (OSError, ssl.SSLError, asyncio.IncompleteReadError) as error:
-                problems.append(f"{host}:{port}: {error or type(error).__name__}")
+                problems.append(f"{server.host}:{server.port}: {error or type(error).__name__}")
         if self.route is not None:
             self.route.forget()
         raise TransientError(
@@ -83,9 +87,10 @@ class SourceAddress:
         )
 
     async def _open(
-        self, protocol: asyncio.Protocol, host: str, port: int
+        self, protocol: asyncio.Protocol, server: SourceServer
     ) -> tuple[asyncio.WriteTransport, bool]:
         loop = asyncio.get_running_loop()
+        host, port, address = server.host, server.port, server.address or server.host
         answer = _Answer(loop.create_future())
         if host.startswith(("/", "@")):
             path = f"{host}/.s.PGSQL.{port}".replace("@", "\0", 1)
@@ -94,11 +99,11 @@ class SourceAddress:
         if self.direct:
             context = self._context()
             secured, _ = await loop.create_connection(
-                lambda: protocol, host, port, ssl=context, server_hostname=host
+                lambda: protocol, address, port, ssl=context, server_hostname=host
             )
             tune(secured.get_extra_info("socket"), 0)
             return secured, True
-        transport, _ = await loop.create_connection(lambda: answer, host, port)
+        transport, _ = await loop.create_connection(lambda: answer, address, port)
         tune(transport.get_extra_info("socket"), 0)
         if self.sslmode == "disable":
             return _hand_over(transport, protocol), False
@@ -156,6 +161,14 @@ class _Answer(asyncio.Protocol):
             self.received.set_exception(error)
             # Mark it as retrieved: nothing awaits it if no TLS was asked for.
             self.received.exception()
+
+
+def _is_one(host: str) -> bool:
+    """Return whether ``host`` is an address or a socket, and no name, which may have several."""
+    with contextlib.suppress(ValueError):
+        ipaddress.ip_address(host)
+        return True
+    return not host or host.startswith(("/", "@"))
 
 
 def _hand_over(

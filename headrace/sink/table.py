@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -33,6 +34,10 @@ _ROOM: Final = " WITH (fillfactor = 90)"
 """Option of a table whose rows are updated.  The first updates of a page then need no new index
 entries (8 % of 100 000 random updates of 100 000 rows did need some), for 4 % more space."""
 _KEYLESS: Final = "has lost its key"
+_POLICY: Final = "headrace_"
+"""How the names of policies begin."""
+EVERY_ROW: Final = "headrace_rows"
+"""Name of the permissive policy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +52,8 @@ class ResultTable:
     """The view's columns, in table order."""
     key: tuple[str, ...] = ()
     """Columns of its primary key; empty: it has none."""
+    conditions: tuple[str, ...] = ()
+    """Its row security (``policies``): SQL conditions that are true of the rows a role sees."""
 
     @property
     def identifier(self) -> sql.Identifier:
@@ -340,6 +347,9 @@ class Fingerprint:
     rules: tuple[str, ...]
     constraints: tuple[str, ...]
     row_security: bool
+    forced: bool
+    """Whether row security applies to Headrace too."""
+    policies: tuple[str, ...]
     published: tuple[str, ...]
     logged: bool
     children: tuple[str, ...]
@@ -362,7 +372,13 @@ def _fingerprints(conn: Connection, oids: Sequence[int]) -> dict[int, Fingerprin
         # Triggers that only protect rows referenced by a foreign key do not count.  The check for
         # references may run code of the other table's owner, so that owner must already have our
         # rights.  Actions of a foreign key (CASCADE) do count, because they would run triggers.
-        " ARRAY(SELECT t.tgname::text FROM pg_catalog.pg_trigger t"
+        " ARRAY(SELECT DISTINCT coalesce((SELECT pg_catalog.format("
+        "               'foreign key %%I of table %%I.%%I', k.conname, h.nspname, f.relname)"
+        "               FROM pg_catalog.pg_constraint k"
+        "               JOIN pg_catalog.pg_class f ON f.oid = k.conrelid"
+        "               JOIN pg_catalog.pg_namespace h ON h.oid = f.relnamespace"
+        "              WHERE k.oid = t.tgconstraint AND k.contype = 'f'), t.tgname::text)"
+        "         FROM pg_catalog.pg_trigger t"
         "        WHERE t.tgrelid = c.oid AND t.tgenabled <> 'D'"
         "          AND NOT (t.tgisinternal AND EXISTS ("
         "            SELECT FROM pg_catalog.pg_constraint k"
@@ -376,7 +392,8 @@ def _fingerprints(conn: Connection, oids: Sequence[int]) -> dict[int, Fingerprin
         # Since Postgres 18 NOT NULL is a constraint too (type n); it is not counted here.
         " ARRAY(SELECT k.conname::text FROM pg_catalog.pg_constraint k"
         "        WHERE k.conrelid = c.oid AND k.contype NOT IN ('n', 'p') ORDER BY 1),"
-        " c.relrowsecurity OR c.relforcerowsecurity,"
+        " c.relrowsecurity, c.relforcerowsecurity, ARRAY(SELECT p.polname::text"
+        "   FROM pg_catalog.pg_policy p WHERE p.polrelid = c.oid ORDER BY 1),"
         # Not pg_publication_tables: it fails if a publication is dropped at the same time.
         " ARRAY(SELECT p.pubname::text FROM pg_catalog.pg_publication p"
         "        WHERE c.relpersistence = 'p' AND (p.puballtables"
@@ -416,11 +433,13 @@ def _fingerprints(conn: Connection, oids: Sequence[int]) -> dict[int, Fingerprin
             rules=tuple(row[4]),
             constraints=tuple(row[5]),
             row_security=row[6],
-            published=tuple(row[7]),
-            logged=row[8],
-            children=tuple(row[9]),
-            whole=row[10],
-            key=tuple(row[11]),
+            forced=row[7],
+            policies=tuple(row[8]),
+            published=tuple(row[9]),
+            logged=row[10],
+            children=tuple(row[11]),
+            whole=row[12],
+            key=tuple(row[13]),
         )
         for oid, *row in rows
     }
@@ -509,13 +528,34 @@ def _altered(found: Fingerprint, target: ResultTable, *, filling: bool) -> str |
         return f"has another key now: ({', '.join(found.key)})" if found.key else _KEYLESS
     if found.constraints:
         return f"has a constraint: {', '.join(found.constraints)}"
-    if found.row_security:
-        return "has row-level security"
+    wrong = _other_policies(found, target, filling=filling)
+    if wrong:
+        return wrong
     if found.children:
         return f"has a child table: {', '.join(found.children)}"
     if found.whole:
         return f"is a partition of {found.whole} now"
     return None
+
+
+def policy_names(conditions: Sequence[str]) -> dict[str, str]:
+    """Return the policies of a table with these ``ResultTable.conditions``: conditions by name."""
+    if not conditions:
+        return {}
+    named = {f"{_POLICY}{hashlib.md5(c.encode()).hexdigest()}": c for c in conditions}  # noqa: S324
+    return {EVERY_ROW: "true", **named}
+
+
+def _other_policies(found: Fingerprint, target: ResultTable, *, filling: bool) -> str | None:
+    wanted = tuple(sorted(policy_names(target.conditions)))
+    if filling and all(name.startswith(_POLICY) for name in found.policies):
+        wanted = found.policies
+    if found.forced or (found.row_security and not wanted):
+        return "has row-level security"
+    if found.policies != wanted:
+        return "has other policies now"
+    lost = bool(wanted) and not found.row_security and not filling
+    return "has lost its row-level security" if lost else None
 
 
 def _other_columns(found: Fingerprint, target: ResultTable, *, filling: bool) -> str | None:

@@ -42,7 +42,6 @@ SINK_SETTINGS: Final = {
     "enable_seqscan": "off",
     "enable_mergejoin": "off",
     "enable_hashjoin": "off",
-    "jit": "off",
     # One plan for each statement, made once.
     "plan_cache_mode": "force_generic_plan",
     # If a crash of the server could lose progress, the state could be ahead of it.

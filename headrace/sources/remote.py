@@ -69,7 +69,7 @@ class RemoteTable:
 
 def settings_of(settings: Settings, dsn: str, slot: str) -> Settings:
     """Return settings that name a source's DSN, slot and publication instead of the main ones."""
-    return settings.replace(source=dsn, slot_name=slot, publication_name=slot)
+    return settings.replace(source=dsn, decode_from="", slot_name=slot, publication_name=slot)
 
 
 def identity(dsn: str) -> Identity:

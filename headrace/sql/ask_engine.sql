@@ -1,17 +1,19 @@
 -- Asks the engine from inside of a query, and returns the rows of its answer as a JSON array.
--- procedure: the name of the function; called: the procedure with the same answer; subject: the id of a view, or 1 for
--- true; slot: the answer takes a replication slot, which waits for all transactions that have written; writes: it
--- changes something.
+-- procedure: the name of the function; called: the procedure with the same answer; subject: the id of a view; slot: the
+-- answer takes a replication slot, which waits for all transactions that have written; writes: it changes something;
+-- flag: the value of its boolean argument.
 -- A row in headrace.commands would be invisible to the engine before this transaction ends.  Advisory locks are visible
 -- at once.  So four shared locks of this session are the question: a random number, and under this number the current
--- role, the hash of the name, and the subject.  The commander looks for them (sql/questions.py), writes the
+-- role, the hash of the name, and the subject.  A fifth lock says that the flag is true.  The commander looks for them (sql/questions.py), writes the
 -- command for this role if the session may SET ROLE to it, and carries it out like one of a CALL.
 -- The locks end with the subtransaction, by the error HR001.
 -- VOLATILE: each query has its own snapshot, and so sees the answer.
+DROP FUNCTION IF EXISTS headrace.ask_engine(text, text, bigint, boolean, boolean);
 CREATE OR REPLACE FUNCTION headrace.ask_engine(
-    procedure text, called text, subject bigint DEFAULT 0, slot boolean DEFAULT false, writes boolean DEFAULT false)
+    procedure text, called text, subject bigint DEFAULT 0, slot boolean DEFAULT false, writes boolean DEFAULT false,
+    flag boolean DEFAULT false)
 RETURNS jsonb
-LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp SET jit = off
 AS $$
 DECLARE
     level   text := current_setting('transaction_isolation');
@@ -58,6 +60,7 @@ BEGIN
                 AND pg_try_advisory_xact_lock_shared(key, (CASE WHEN role > 2147483647 THEN role - 4294967296 ELSE role END)::int)
                 AND pg_try_advisory_xact_lock_shared(key + 1, hashtext(procedure))
                 AND pg_try_advisory_xact_lock_shared(key + 2, subject::int)
+                AND (flag IS NOT TRUE OR pg_try_advisory_xact_lock_shared(key + 3, 1))
                 AND pg_try_advisory_xact_lock_shared(1212437063, key);
         END LOOP;
         waited := 0;

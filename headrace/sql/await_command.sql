@@ -6,7 +6,7 @@
 -- while (Ctrl-C, a lost connection), the command is cancelled.  The lock is shared, so an attempt
 -- fails only if another session blocks it on purpose; that must not stop the caller.
 CREATE OR REPLACE FUNCTION headrace.await_command(command bigint, INOUT seen text, OUT done boolean)
-LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp SET jit = off
 AS $$
 DECLARE
     c       headrace.commands;

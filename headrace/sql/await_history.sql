@@ -4,7 +4,7 @@
 -- The lock ends with the subtransaction, by the error HR001, and not with the transaction.
 -- VOLATILE: each query has its own snapshot, so the caller's next statement reads the awaited changes.
 CREATE OR REPLACE FUNCTION headrace.await_history(view regclass, lsn pg_lsn, at timestamptz) RETURNS void
-LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp SET row_security = on
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp SET jit = off SET row_security = on
 AS $$
 #variable_conflict use_variable
 DECLARE

@@ -6,7 +6,7 @@ CREATE OR REPLACE FUNCTION headrace.batches(
     OUT txid bigint, OUT attempt bigint, OUT state text, OUT at text, OUT transactions bigint, OUT rows bigint,
     OUT views bigint, OUT process_us bigint, OUT wait_us bigint, OUT write_us bigint, OUT fresh_us bigint)
 RETURNS SETOF record
-LANGUAGE sql VOLATILE SET search_path = pg_catalog, pg_temp
+LANGUAGE sql VOLATILE SET search_path = pg_catalog, pg_temp SET jit = off
 AS $$
     SELECT * FROM jsonb_to_recordset(headrace.ask_engine('batches', 'show_batches'))
       AS a(

@@ -6,7 +6,7 @@ CREATE FUNCTION headrace.client_stats(
     OUT database text, OUT clients bigint, OUT clients_total bigint, OUT queries bigint,
     OUT received_bytes bigint, OUT sent_bytes bigint, OUT calls bigint, OUT call_errors bigint, OUT call_us bigint)
 RETURNS SETOF record
-LANGUAGE sql VOLATILE SET search_path = pg_catalog, pg_temp
+LANGUAGE sql VOLATILE SET search_path = pg_catalog, pg_temp SET jit = off
 AS $$
     SELECT * FROM jsonb_to_recordset(headrace.ask_engine('client_stats', 'show_client_stats'))
       AS a(

@@ -10,7 +10,7 @@ CREATE FUNCTION headrace.clients(
     OUT queries bigint, OUT received_bytes bigint, OUT sent_bytes bigint, OUT address text, OUT port bigint,
     OUT tls text, OUT server_pid bigint, OUT server_tls text)
 RETURNS SETOF record
-LANGUAGE sql VOLATILE SET search_path = pg_catalog, pg_temp
+LANGUAGE sql VOLATILE SET search_path = pg_catalog, pg_temp SET jit = off
 AS $$
     SELECT * FROM jsonb_to_recordset(headrace.ask_engine('clients', 'show_clients'))
       AS a(

@@ -23,7 +23,7 @@ CREATE INDEX IF NOT EXISTS commands_unfinished ON headrace.commands (id)
     WHERE status IN ('pending', 'running');
 -- Sets and checks the row whatever the statement says, because some roles may write all tables and bypass row security.
 CREATE OR REPLACE FUNCTION headrace.stamp_command() RETURNS trigger
-LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET jit = off
 AS $$
 DECLARE
     -- Not pg_column_size: of a value that comes from a table that is its compressed size.

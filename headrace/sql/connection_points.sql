@@ -7,7 +7,7 @@ CREATE FUNCTION headrace.connection_points(
     OUT name text, OUT view text, OUT history interval, OUT storage_key text, OUT since timestamptz,
     OUT attached text[])
 RETURNS SETOF record
-LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp SET row_security = on
+LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp SET jit = off SET row_security = on
 AS $$
     SELECT p.name, format('%I.%I', v.schema_name, v.view_name), p.keep, p.storage_key::text,
            CASE WHEN p.keep IS NOT NULL THEN h.first_at END,

@@ -1,6 +1,6 @@
 -- Creates a feed, a subscriber's position: from now on, or after txid `since`; 0: all changes that are kept.
 CREATE OR REPLACE PROCEDURE headrace.create_feed(name text, view regclass, since bigint DEFAULT NULL)
-LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET row_security = on
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET jit = off SET row_security = on
 AS $$
 #variable_conflict use_variable
 DECLARE

@@ -1,6 +1,6 @@
 -- Drops a feed.
 CREATE OR REPLACE PROCEDURE headrace.drop_feed(name text)
-LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET row_security = on
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET jit = off SET row_security = on
 AS $$
 DECLARE
     feed headrace.feeds;

@@ -1,7 +1,7 @@
 -- Returns whether a commander is connected, that is, whether the backend that it stored exists.  No heartbeat is
 -- written, so an idle engine makes no WAL, and a dead one is detected at once.
 CREATE OR REPLACE FUNCTION headrace.engine_running() RETURNS boolean
-LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET jit = off
 AS $$
     SELECT EXISTS (
         SELECT FROM headrace.meta m

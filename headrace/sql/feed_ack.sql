@@ -1,7 +1,7 @@
 -- Moves a feed to a txid that was read.  It runs in the subscriber's transaction, so that the position and the
 -- subscriber's own writes are committed together.
 CREATE OR REPLACE PROCEDURE headrace.feed_ack(name text, txid bigint)
-LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET row_security = on
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET jit = off SET row_security = on
 AS $$
 #variable_conflict use_column
 DECLARE

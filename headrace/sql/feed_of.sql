@@ -1,6 +1,6 @@
 -- Returns a feed of the current user, or else of a role of which the user is a member.
 CREATE OR REPLACE FUNCTION headrace.feed_of(name text) RETURNS headrace.feeds
-LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET row_security = on
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET jit = off SET row_security = on
 AS $$
 DECLARE
     found headrace.feeds;

@@ -2,7 +2,7 @@
 -- A feed does not prevent a purge: lost changes are an error (22023), never a gap.
 CREATE OR REPLACE FUNCTION headrace.feed_read(name text, max bigint DEFAULT 10000)
 RETURNS TABLE (txid bigint, lsn pg_lsn, commit_at timestamptz, weight bigint, data text)
-LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET row_security = on
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET jit = off SET row_security = on
 AS $$
 #variable_conflict use_column
 DECLARE

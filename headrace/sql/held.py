@@ -14,11 +14,11 @@ AsyncConnection = psycopg.AsyncConnection[Any]
 # An unchanged row is not written again; work that has started again is.
 _PUT: Final = """
 WITH wanted AS (
-    SELECT DISTINCT ON (t.view_id) t.view_id, 'work' AS kind, t.what,
+    SELECT DISTINCT ON (t.view_id, t.kind) t.view_id, t.kind, t.what,
            clock_timestamp() - t.seconds * interval '1 s' AS since, NULL::pg_lsn AS lsn
-      FROM jsonb_to_recordset(%(works)s) t(view_id bigint, what text, seconds float8)
+      FROM jsonb_to_recordset(%(works)s) t(view_id bigint, kind text, what text, seconds float8)
       JOIN headrace.views v ON v.id = t.view_id
-     ORDER BY t.view_id, t.seconds DESC),
+     ORDER BY t.view_id, t.kind, t.seconds DESC),
  lagging AS (
     SELECT t.view_id, 'behind' AS kind, '' AS what, to_timestamp(t.since) AS since, t.lsn
       FROM jsonb_to_recordset(%(behind)s) t(view_id bigint, since float8, lsn pg_lsn)
@@ -65,11 +65,13 @@ SELECT t.fact, t.value, t.ok, t.hint FROM told t
 
 @dataclass(frozen=True, slots=True)
 class Holding:
-    """View whose part of a batch takes long."""
+    """View whose part of a batch, or whose population, takes long."""
 
     view_id: int
     what: str
     seconds: float
+    kind: str = "work"
+    """``work``: of a batch; or ``population``."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 -- Raises the error for a request before the start or after the end of a history.
 CREATE OR REPLACE FUNCTION headrace.history_lost(view regclass, wanted text, last bigint) RETURNS void
-LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET row_security = on
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET jit = off SET row_security = on
 AS $$
 DECLARE
     kept headrace.histories;

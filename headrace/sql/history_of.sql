@@ -2,7 +2,7 @@
 -- enforces this (privacy.sql); the checks here only choose the message.
 CREATE OR REPLACE FUNCTION headrace.history_of(view regclass)
 RETURNS headrace.histories
-LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET row_security = on
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET jit = off SET row_security = on
 AS $$
 DECLARE
     kept headrace.histories;

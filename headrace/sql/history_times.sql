@@ -1,6 +1,6 @@
 -- Returns how often a row was there; a negative number means that the table does not match its changes.
 CREATE OR REPLACE FUNCTION headrace.history_times(times numeric) RETURNS bigint
-LANGUAGE plpgsql IMMUTABLE SET search_path = pg_catalog, pg_temp
+LANGUAGE plpgsql IMMUTABLE SET search_path = pg_catalog, pg_temp SET jit = off
 AS $$
 BEGIN
     IF times < 0 THEN

@@ -1,6 +1,6 @@
 -- HMAC-SHA256 of a message (RFC 2104); the key has at most 64 bytes.
 CREATE OR REPLACE FUNCTION headrace.hmac_sha256(key bytea, message bytea) RETURNS bytea
-LANGUAGE plpgsql IMMUTABLE STRICT PARALLEL SAFE SET search_path = pg_catalog, pg_temp
+LANGUAGE plpgsql IMMUTABLE STRICT PARALLEL SAFE SET search_path = pg_catalog, pg_temp SET jit = off
 AS $$
 DECLARE
     inner_pad bytea := decode(repeat('36', 64), 'hex');

@@ -7,7 +7,7 @@
 DROP FUNCTION IF EXISTS headrace.join_worker(text, text, text);
 CREATE OR REPLACE FUNCTION headrace.join_worker(
     worker text, made_at bigint, proof bytea, address text, certificate text) RETURNS text
-LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET jit = off
 AS $$
 DECLARE
     was      headrace.nodes;

@@ -12,7 +12,7 @@ CREATE FUNCTION headrace.list_views(
     OUT held_by text, OUT p50_ms float8, OUT p99_ms float8, OUT rows_per_s float8, OUT state_bytes bigint,
     OUT last_error text, OUT last_error_at timestamptz, OUT cursor text)
 RETURNS SETOF record
-LANGUAGE sql VOLATILE SET search_path = pg_catalog, pg_temp
+LANGUAGE sql VOLATILE SET search_path = pg_catalog, pg_temp SET jit = off
 AS $$
     SELECT s.name, s.status, coalesce(s.message, nullif(concat_ws('; ', headrace.view_message(v.id), v.note), '')), coalesce(v.explain ->> 'tidy', v.query), s.rows, s.lag_ms,
            s.lag_bytes, s.txid, s.lsn, pg_get_userbyid(v.owner), CASE WHEN s.status = v.status THEN v.since END,
@@ -20,7 +20,7 @@ AS $$
                 WHEN 'stopped' THEN 'no engine is connected'
                 WHEN 'starting' THEN 'its worker is starting, or silent'
                 WHEN 'pending' THEN 'it waits for its turn to be filled'
-                WHEN 'populating' THEN 'it is being filled'
+                WHEN 'populating' THEN concat_ws(': ', 'it is being filled', f.what)
                 WHEN 'paused' THEN concat_ws('; ', format('paused by %s, %s ago: resume_view continues it',
                      coalesce(pg_get_userbyid(v.paused_by), 'pause_view'),
                      date_trunc('second', clock_timestamp() - v.since)), g.near)
@@ -47,7 +47,8 @@ AS $$
                           WHEN s.lag_ms > 1000 AND b.batch_s > 1
                           THEN format('a batch under way for %s s', round(b.batch_s::numeric))
                           WHEN s.lag_ms > 1000 THEN format('it is %s behind', pg_size_pretty(s.lag_bytes)) END),
-                     a.what || format(', for %s', date_trunc('second', clock_timestamp() - a.since))), '') END,
+                     a.what || format(', for %s', date_trunc('second', clock_timestamp() - a.since)),
+                     'it is being filled anew: ' || f.what), '') END,
            CASE WHEN n.fresh THEN n.p50_ms END, CASE WHEN n.fresh THEN n.p99_ms END,
            CASE WHEN n.fresh THEN n.rows_per_s ELSE 0 END, n.state_bytes, v.last_error, v.last_error_at, s.cursor
       FROM headrace.view_states() WITH ORDINALITY s
@@ -67,6 +68,7 @@ AS $$
               AND s.lag_ms > 0) l ON true
       LEFT JOIN headrace.held w ON w.view_id = v.id AND w.kind = 'work'
       LEFT JOIN headrace.held a ON a.view_id = v.id AND a.kind = 'source'
+      LEFT JOIN headrace.held f ON f.view_id = v.id AND f.kind = 'population'
       -- A view that stands still needs a resync when more than the budget is kept for it.  With wal_retention =
       -- source, no more is kept than the slot has not confirmed.
       LEFT JOIN LATERAL (

@@ -5,7 +5,7 @@
 CREATE OR REPLACE FUNCTION headrace.memory(
     OUT part text, OUT view text, OUT bytes bigint, OUT limit_bytes bigint)
 RETURNS SETOF record
-LANGUAGE sql VOLATILE SET search_path = pg_catalog, pg_temp
+LANGUAGE sql VOLATILE SET search_path = pg_catalog, pg_temp SET jit = off
 AS $$
     SELECT * FROM jsonb_to_recordset(headrace.ask_engine('memory', 'show_memory'))
       AS a(

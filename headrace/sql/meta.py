@@ -14,6 +14,12 @@ SELECT %s::text, a.pid || ' ' || extract(epoch FROM a.backend_start)
 """Records the backend of a process (``commander``, ``worker``), by default this session's."""
 
 
+def epoch(conn: psycopg.Connection[Any]) -> int:
+    """Return the last epoch of the database; 0: none has begun."""
+    row = conn.execute("SELECT value::bigint FROM headrace.meta WHERE key = 'epoch'").fetchone()
+    return int(row[0]) if row else 0
+
+
 def begin(conn: psycopg.Connection[Any], known: int = 0) -> int:
     """Begin an epoch, greater than all before it and than ``known``, and return it.
 

@@ -42,7 +42,7 @@ def text() -> str:
     """
     return f"""CREATE OR REPLACE FUNCTION headrace.{NAME}() RETURNS event_trigger
 LANGUAGE plpgsql SECURITY DEFINER
-SET search_path = pg_catalog, pg_temp SET lock_timeout = '{_LOCK_TIMEOUT}' AS $$
+SET search_path = pg_catalog, pg_temp SET jit = off SET lock_timeout = '{_LOCK_TIMEOUT}' AS $$
 DECLARE
     lost record;
     told bytea;

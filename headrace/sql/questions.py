@@ -31,9 +31,11 @@ WITH l AS MATERIALIZED (
      AND k.database = (SELECT d.oid FROM pg_database d WHERE d.datname = current_database())),
 q AS MATERIALIZED (
   SELECT DISTINCT ON (l.pid) l.pid, l.key FROM l WHERE l.class = %s ORDER BY l.pid, l.key)
-SELECT DISTINCT ON (q.pid) q.pid, q.key, r.key AS role, v.key AS verb, s.key AS subject
+SELECT DISTINCT ON (q.pid) q.pid, q.key, r.key AS role, v.key AS verb, s.key AS subject,
+       f.key IS NOT NULL AS flag
   FROM q JOIN l r ON r.pid = q.pid AND r.class = q.key
   JOIN l v ON v.pid = q.pid AND v.class = q.key + 1 JOIN l s ON s.pid = q.pid AND s.class = q.key + 2
+  LEFT JOIN l f ON f.pid = q.pid AND f.class = q.key + 3
  ORDER BY q.pid, r.key, v.key, s.key"""
 _JUDGED: Final = """
 SELECT r.rolname, pg_has_role(a.usesysid, r.oid, %(option)s),
@@ -74,6 +76,7 @@ class Question:
     verb: int
     """Hash of the verb's name, without a sign."""
     subject: int
+    flag: bool
 
     @property
     def command(self) -> int:
@@ -111,8 +114,7 @@ async def take(conn: Connection, question: Question) -> Taken | None:
         error = {k: text.format(caller) for k, text in _NOT_ALLOWED.items()}
     elif view is None and any(p.kind == "text" for p in parameters):
         error = _DROPPED
-    # The subject is the id of a view, or 1 for true.
-    arguments = {p.name: question.subject == 1 if p.kind == "bool" else view for p in parameters}
+    arguments = {p.name: question.flag if p.kind == "bool" else view for p in parameters}
     command = Taken(question.command, name, _json(arguments), "{}", caller)
     values = {
         **{"id": command.id, "name": name, "arguments": command.arguments, "pid": question.pid},

@@ -17,7 +17,7 @@ CREATE FUNCTION headrace.queues(
     OUT front_txid bigint, OUT tail_txid bigint, OUT head_txid bigint, OUT behind_bytes bigint,
     OUT kind text, OUT priority bigint, OUT resident_pct bigint, OUT running boolean)
 RETURNS SETOF record
-LANGUAGE sql VOLATILE SET search_path = pg_catalog, pg_temp
+LANGUAGE sql VOLATILE SET search_path = pg_catalog, pg_temp SET jit = off
 AS $$
     SELECT * FROM jsonb_to_recordset(headrace.ask_engine('queues', 'show_queues'))
       AS a(

@@ -5,10 +5,10 @@ CREATE OR REPLACE FUNCTION headrace.rebalance(
     apply boolean DEFAULT false, OUT view text, OUT worker_now text, OUT worker_then text, OUT busy_us bigint,
     OUT moved boolean, OUT problem text)
 RETURNS SETOF record
-LANGUAGE sql VOLATILE SET search_path = pg_catalog, pg_temp
+LANGUAGE sql VOLATILE SET search_path = pg_catalog, pg_temp SET jit = off
 AS $$
     SELECT * FROM jsonb_to_recordset(headrace.ask_engine(
-            'rebalance', 'show_rebalance', coalesce(apply, false)::int, coalesce(apply, false), coalesce(apply, false)))
+            'rebalance', 'show_rebalance', 0, coalesce(apply, false), coalesce(apply, false), apply))
       AS a(
           view text, worker_now text, worker_then text, busy_us bigint, moved boolean, problem text)
 $$;

@@ -17,6 +17,7 @@ from typing import Any, Final
 import psycopg
 
 from headrace.errors import PrerequisiteError
+from headrace.postgres import connect
 from headrace.sql import meta
 
 KEY: Final = "catalog_oid"
@@ -51,10 +52,20 @@ def problem(conn: Connection) -> PrerequisiteError | None:
         "schema headrace was restored from a dump; the OIDs of tables that it records are not"
         " valid here",
         detail="An unrelated table would be mistaken for the table of a view.",
-        hint="Note the calls that make its views (docs/manual/upgrade.md, Restore), run headrace"
+        hint="Save the calls that make its views (docs/manual/copies.md, A dump), run headrace"
         " uninstall, drop the tables of the views, start Headrace, and create them again.",
         sqlstate="55000",
     )
+
+
+def look(source: str) -> PrerequisiteError | None:
+    """Connect, and return ``problem``.
+
+    Raises:
+        psycopg.Error: the connection failed.
+    """
+    with connect.session(source, name="headrace") as conn:
+        return problem(conn)
 
 
 def note(conn: Connection) -> None:

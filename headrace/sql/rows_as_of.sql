@@ -4,7 +4,7 @@
 CREATE OR REPLACE FUNCTION headrace.rows_as_of(
     view anyelement, txid bigint, lsn pg_lsn, at timestamptz)
 RETURNS SETOF anyelement
-LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET row_security = on
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET jit = off SET row_security = on
     SET "TimeZone" = 'UTC' SET "DateStyle" = 'ISO, YMD' SET "IntervalStyle" = 'postgres'
     SET extra_float_digits = 3 SET bytea_output = 'hex' SET lc_monetary = 'C' SET xmloption = 'content'
     SET array_nulls = on

@@ -4,7 +4,7 @@ DROP FUNCTION IF EXISTS headrace.settings();
 CREATE FUNCTION headrace.settings(
     OUT name text, OUT value text, OUT initial text, OUT reloads boolean)
 RETURNS SETOF record
-LANGUAGE sql VOLATILE SET search_path = pg_catalog, pg_temp
+LANGUAGE sql VOLATILE SET search_path = pg_catalog, pg_temp SET jit = off
 AS $$
     SELECT * FROM jsonb_to_recordset(headrace.ask_engine('settings', 'show_settings'))
       AS a(

@@ -6,7 +6,7 @@ CREATE OR REPLACE FUNCTION headrace.sources(
     OUT source text, OUT state text, OUT "position" text, OUT lag_bytes bigint, OUT changes bigint,
     OUT heard_at text, OUT views bigint, OUT tables bigint, OUT problem text)
 RETURNS SETOF record
-LANGUAGE sql VOLATILE SET search_path = pg_catalog, pg_temp
+LANGUAGE sql VOLATILE SET search_path = pg_catalog, pg_temp SET jit = off
 AS $$
     SELECT * FROM jsonb_to_recordset(headrace.ask_engine('sources', 'show_sources'))
       AS a(

@@ -71,7 +71,7 @@ UPDATE headrace.views SET note = nullif(pg_catalog.replace(pg_catalog.replace(
  WHERE pg_catalog.strpos(note, %(text)s) > 0"""
 _WAITING_END: Final = "; it tries again by itself"
 _WAITING: Final = "it waits to read the source again: "
-_TELL_WAITING: Final = """
+_TELL: Final = """
 UPDATE headrace.views SET note = pg_catalog.concat_ws('; ', note, %(text)s::text)
  WHERE id = ANY (%(ids)s) AND status = 'running'"""
 _OVERLOAD: Final = "overloaded: "
@@ -79,6 +79,9 @@ _FRESHNESS: Final = "; batches grow, the views fall behind, and nothing is lost"
 _END_NOTE: Final = r"""
 UPDATE headrace.views SET note = nullif(pg_catalog.regexp_replace(note, %(pattern)s, ''), '')
  WHERE note ~ %(pattern)s"""
+_END_NOTES_OF: Final = f"{_END_NOTE} AND id = ANY (%(ids)s)"
+_ANEW: Final = "it is computed anew: "
+_ANEW_END: Final = " to catch up"
 _SLOW: Final = "it makes other views late: "
 _APART: Final = "; in a commit_group of its own it would not"
 _WAITED: Final = "it was late: it waited for "
@@ -288,7 +291,7 @@ def end_overload(conn: Connection) -> None:
 
 def tell_waiting(conn: Connection, views: Sequence[int], why: str) -> None:
     """Note with ``views`` why they cannot read the source again now."""
-    conn.execute(_TELL_WAITING, {"ids": list(views), "text": f"{_WAITING}{why}{_WAITING_END}"})
+    conn.execute(_TELL, {"ids": list(views), "text": f"{_WAITING}{why}{_WAITING_END}"})
 
 
 def end_waiting(conn: Connection) -> None:
@@ -306,6 +309,18 @@ def tell_late(conn: Connection, slow: Mapping[int, str], late: Sequence[int]) ->
 def end_late(conn: Connection) -> None:
     """Remove the notes of ``tell_late``."""
     conn.execute(_END_LATE, {"pattern": _LATE})
+
+
+async def tell_anew(conn: AsyncConnection, view_id: int, left_s: float) -> None:
+    """Note with a view that it is computed anew instead of catching up within ``left_s``."""
+    text = f"{_ANEW}it would take about {left_s:.0f} s more{_ANEW_END}"
+    await conn.execute(_TELL, {"ids": [view_id], "text": text})
+
+
+async def end_anew(conn: AsyncConnection, view_id: int | None = None) -> None:
+    """Remove the note of ``tell_anew``; None: those of all views."""
+    query = _END_NOTE if view_id is None else _END_NOTES_OF
+    await conn.execute(query, {"pattern": f"(; )?{_ANEW}.*{_ANEW_END}", "ids": [view_id]})
 
 
 async def note(conn: AsyncConnection, views: Collection[int], text: str) -> None:

@@ -2,7 +2,7 @@
 -- action is needed, which hint describes; NULL for a fact that is neither good nor bad.
 CREATE OR REPLACE FUNCTION headrace.status(OUT fact text, OUT value text, OUT ok boolean, OUT hint text)
 RETURNS SETOF record
-LANGUAGE sql VOLATILE SET search_path = pg_catalog, pg_temp
+LANGUAGE sql VOLATILE SET search_path = pg_catalog, pg_temp SET jit = off
 AS $$
     WITH slot AS (
         SELECT m.value AS name, r.active, r.wal_status, r.active_pid, p.lsn AS applied, p.lag_ms,

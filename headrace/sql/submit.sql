@@ -2,7 +2,7 @@
 -- It runs with the caller's rights: row security of the table determines whose command it is.
 CREATE OR REPLACE FUNCTION headrace.submit(
     procedure text, arguments jsonb, settings jsonb) RETURNS bigint
-LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp SET jit = off
 AS $$
 DECLARE
     command bigint;

@@ -24,9 +24,10 @@ import psycopg
 
 from headrace.errors import PrerequisiteError
 
-CATALOG: Final = 4
+CATALOG: Final = 5
 """1: before numbers.  2: last errors of views, workers on other machines.  3: views with intervals
-are populated again; lagging views in ``held``.  4: states of cursors in ``held``."""
+are populated again; lagging views in ``held``.  4: states of cursors in ``held``.  5: progress of
+populations in ``held``."""
 KEY: Final = "version"
 """Key of its row in ``headrace.meta``."""
 GONE: Final[tuple[str, ...]] = ()

@@ -286,11 +286,23 @@ class ResyncView(ViewRequest):
     """Populate a view again.
 
     ``of``: only if its id is still this one, so that it was not populated meanwhile.  ``because``:
-    the reason when the server does it without a call.
+    the reason when the server does it without a call.  ``within_s``: only if it takes less than
+    these seconds, in which the view would catch up.
     """
 
     of: int | None = field(default=None, kw_only=True)
     because: str | None = field(default=None, kw_only=True)
+    within_s: float | None = field(default=None, kw_only=True)
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyView(ViewRequest):
+    """Compare a view with its query.
+
+    ``in_postgres``: Postgres computes the query, also that of a large view.
+    """
+
+    in_postgres: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -437,7 +449,7 @@ _ALL: Final = (
     Verb("resync_view", ResyncView, fills=True, tells=True),
     Verb(
         "verify_view",
-        ViewRequest,
+        VerifyView,
         tells=True,
         selected=True,
         asked=True,

@@ -4,7 +4,7 @@
 CREATE OR REPLACE FUNCTION headrace.view_as_of(
     view anyelement, txid bigint DEFAULT NULL, lsn pg_lsn DEFAULT NULL, at timestamptz DEFAULT NULL)
 RETURNS SETOF anyelement
-LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp SET row_security = on SET "TimeZone" = 'UTC'
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp SET jit = off SET row_security = on SET "TimeZone" = 'UTC'
 AS $$
 #variable_conflict use_column
 DECLARE

@@ -5,7 +5,7 @@
 -- STABLE: all its queries have one snapshot.
 CREATE OR REPLACE FUNCTION headrace.view_changes(view regclass, since bigint DEFAULT 0)
 RETURNS TABLE (txid bigint, lsn pg_lsn, commit_at timestamptz, weight bigint, data text)
-LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET row_security = on
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET jit = off SET row_security = on
 AS $$
 #variable_conflict use_column
 DECLARE

@@ -6,8 +6,9 @@
 --   error      also if the result table or the view's owner is gone
 -- rows: an estimate of the result table (NULL until it was first analysed).
 -- A view covers the position that the worker reports for all views (worker_position()), except a lagging one: that
--- has a row in headrace.held, which counts until the view is written again.  While the worker runs, the confirmed LSN
--- of the slot does not show a view's position, because a paused or blocked view holds it back.
+-- has a row in headrace.held, which counts until the view is written again, or until it leads if it catches up.
+-- While the worker runs, the confirmed LSN of the slot does not show a view's position, because a paused or blocked
+-- view holds it back.
 -- lag_bytes: WAL written since the position that the view covers.
 -- lag_ms: 0 for a view that has all changes received; for a lagging one, the time since the first commit that it
 -- lacks, or since the present batch was taken.  For one that has stopped, and for all while the engine does not
@@ -20,7 +21,7 @@ CREATE FUNCTION headrace.view_states(
     OUT id bigint, OUT name text, OUT status text, OUT message text, OUT rows bigint,
     OUT lag_ms bigint, OUT lag_bytes bigint, OUT txid bigint, OUT lsn pg_lsn, OUT cursor text)
 RETURNS SETOF record
-LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET jit = off
 AS $$
     -- Who asks again and again in one transaction is to see who has gone meanwhile.
     SELECT pg_stat_clear_snapshot();
@@ -56,8 +57,9 @@ AS $$
                    FROM headrace.meta m JOIN pg_replication_slots r ON r.slot_name = m.value
                   WHERE m.key = 'slot_name') s ON true
       LEFT JOIN headrace.worker_position() e ON true
-      LEFT JOIN headrace.held h ON h.view_id = v.id AND h.kind = 'behind' AND h.lsn >= p.lsn AND v.status <> 'error'
       LEFT JOIN headrace.held u ON u.view_id = v.id AND u.kind = 'cursor'
+      LEFT JOIN headrace.held h ON h.view_id = v.id AND h.kind = 'behind' AND v.status <> 'error'
+           AND (h.lsn >= p.lsn OR u.what = 'catching_up')
      CROSS JOIN LATERAL (
          SELECT v.owner IS NOT NULL AND o.oid IS NULL AS orphan,
                 CASE WHEN v.owner IS NOT NULL AND o.oid IS NULL THEN 'error'
@@ -67,7 +69,7 @@ AS $$
                      WHEN e.heard IS NULL AND NOT headrace.engine_running() THEN 'stopped'
                      WHEN v.status = 'running' THEN 'starting'
                      ELSE v.status END AS status,
-                CASE WHEN h.lsn IS NOT NULL THEN h.lsn
+                CASE WHEN h.lsn IS NOT NULL THEN greatest(h.lsn, p.lsn)
                      WHEN e.heard AND v.status IN ('running', 'paused', 'sink_error') THEN greatest(p.lsn, e.lsn)
                      WHEN v.status = 'running' THEN greatest(p.lsn, s.confirmed)
                      ELSE p.lsn END AS covered,

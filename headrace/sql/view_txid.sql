@@ -1,6 +1,6 @@
 -- Returns the last txid that the table of a view with a history contains in the same snapshot.
 CREATE OR REPLACE FUNCTION headrace.view_txid(view regclass) RETURNS bigint
-LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET row_security = on
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET jit = off SET row_security = on
 AS $$
 DECLARE
     kept headrace.histories;

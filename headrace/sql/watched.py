@@ -1,12 +1,13 @@
 """Column ``watched`` of ``headrace.views``: the facts under which a view was populated.
 
-``postgres/fingerprint.py`` describes them; ``ended``: a right of its owner has ended.
+``postgres/fingerprint.py`` describes them; ``ended``: a right of its owner has ended; ``cost``:
+rows and seconds of the population.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 import psycopg
@@ -26,6 +27,15 @@ SELECT v.id, v.watched AS facts, v.sqlstate = '55H01' AS right_ended, v.sqlstate
    AND (v.sqlstate = '55H01' OR v.sqlstate !~ '^(53|55|XX)')"""
 
 
+_PUT: Final = """
+UPDATE headrace.views SET watched = CASE WHEN watched ? 'cost'
+       THEN pg_catalog.jsonb_build_object('cost', watched -> 'cost') ELSE '{}' END || %s
+ WHERE id = %s"""
+_COST: Final = """
+SELECT (watched #>> '{cost,rows}')::bigint, (watched #>> '{cost,seconds}')::float8
+  FROM headrace.views WHERE id = %s"""
+
+
 @dataclass(frozen=True, slots=True)
 class Stopped:
     """View that has stopped for a reason that may disappear."""
@@ -43,9 +53,31 @@ def stopped(conn: Connection) -> list[Stopped]:
         return cursor.execute(_STOPPED).fetchall()
 
 
-def put(conn: Connection, view_id: int, facts: Facts) -> None:
-    """Store the facts of a view, for the worker to compare."""
-    conn.execute("UPDATE headrace.views SET watched = %s WHERE id = %s", (Jsonb(facts), view_id))
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """Cost of a population: rows of tables (as Postgres estimated them), and seconds."""
+
+    rows: int
+    seconds: float
+
+    def at(self, rows: int) -> float:
+        """Return the seconds that it would take now, with ``rows`` rows in the tables."""
+        return self.seconds * max(rows / max(self.rows, 1), 1.0)
+
+
+def put(conn: Connection, view_id: int, facts: Facts, cost: Cost | None = None) -> None:
+    """Store the facts of a view, for the worker to compare.
+
+    ``cost``: that of its population; None: unchanged.
+    """
+    found = dict(facts) if cost is None else {**facts, "cost": asdict(cost)}
+    conn.execute(_PUT, (Jsonb(found), view_id))
+
+
+def cost(conn: Connection, view_id: int) -> Cost | None:
+    """Return the cost of a view's last population; None: it was not recorded."""
+    row = conn.execute(_COST, (view_id,)).fetchone()
+    return None if row is None or row[0] is None else Cost(int(row[0]), float(row[1]))
 
 
 def load(conn: Connection, wanted: Sequence[int]) -> dict[int, dict[str, Any]]:

@@ -7,7 +7,7 @@
 CREATE OR REPLACE FUNCTION headrace.worker_position(
     OUT heard boolean, OUT lsn pg_lsn, OUT lag_ms bigint, OUT batch_s float8, OUT busy_ms bigint)
 RETURNS SETOF record
-LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET jit = off
 AS $$
     SELECT a.state IN ('active', 'disabled') OR a.state_change > clock_timestamp() - interval '10 s',
            p.found[1]::pg_lsn,

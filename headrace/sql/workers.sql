@@ -11,7 +11,7 @@ CREATE FUNCTION headrace.workers(
     OUT worker text, OUT state text, OUT pid bigint, OUT views bigint, OUT memory_bytes bigint, OUT since text,
     OUT address text, OUT cpu_s double precision, OUT moved text)
 RETURNS SETOF record
-LANGUAGE sql VOLATILE SET search_path = pg_catalog, pg_temp
+LANGUAGE sql VOLATILE SET search_path = pg_catalog, pg_temp SET jit = off
 AS $$
     SELECT * FROM jsonb_to_recordset(headrace.ask_engine('workers', 'show_workers'))
       AS a(

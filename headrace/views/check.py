@@ -7,7 +7,8 @@ from dataclasses import replace
 from headrace.planner import Planned, PlanRequest
 from headrace.population.context import JobContext
 from headrace.population.job import Job
-from headrace.population.populate import check_slot, plan_with_facts, planning
+from headrace.population.populate import plan_with_facts, planning
+from headrace.population.slot_check import check_slot
 from headrace.postgres import publication
 from headrace.postgres.connect import Connection
 from headrace.sql import watched

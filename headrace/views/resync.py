@@ -19,6 +19,7 @@ from typing import Any, Final
 
 import psycopg
 
+from headrace import clock
 from headrace.collections import plan
 from headrace.errors import (
     HeadraceError,
@@ -31,6 +32,7 @@ from headrace.planner import Planned, PlanRequest
 from headrace.planner.analyse import objects
 from headrace.planner.analyse.present import present
 from headrace.population import catalog, names, placing
+from headrace.population.choice import Choice
 from headrace.population.context import JobContext
 from headrace.population.job import Job
 from headrace.population.names import Role, ViewName
@@ -42,9 +44,9 @@ from headrace.population.staging import Staging
 from headrace.postgres import tokens
 from headrace.postgres.connect import Connection
 from headrace.postgres.reliances import Facts
-from headrace.sink import keys, table
+from headrace.sink import keys, policies, table
 from headrace.sink.table_metadata import TableMetadata
-from headrace.sql import history, progress, reads, results, states, views
+from headrace.sql import history, progress, reads, results, states, views, watched
 from headrace.sql.history import StoredHistory
 from headrace.sql.status import Status
 from headrace.sql.verbs import ResyncView
@@ -88,6 +90,8 @@ def resync_view(context: JobContext, job: Job, request: ResyncView) -> dict[str,
         again = replace(plan_again(context, conn, view, stored, owner), to=to)
         resync = Resync(context, job, view, stored, again, because=request.because)
         resync.check_table(conn)
+        if request.within_s is not None:
+            resync.stand_back(watched.cost(conn, view.id), request.within_s)
     return resync.run()
 
 
@@ -133,11 +137,12 @@ def plan_again(
     except HeadraceError as error:
         if error.code != _UNDEFINED_COLUMN:
             raise
-        call = f"CALL headrace.alter_view({_argument(view)}, query)"
+        call = f"CALL headrace.alter_view({argument(view)}, query)"
         raise error.again(hint=f"{call} gives it a query of columns that there are.") from None
 
 
-def _argument(view: ViewRow) -> str:
+def argument(view: ViewRow) -> str:
+    """Return the view's name as an argument of a call: a literal of SQL."""
     name = f"{tokens.identifier(view.schema)}.{tokens.identifier(view.name)}"
     return f"'{tokens.doubled(name)}'"
 
@@ -254,6 +259,34 @@ class Resync(Population):
         self._replaced: Replaced | None = None
         self._kept: StoredHistory | None = None
         self._read_before: list[int] = []
+        self._cost: watched.Cost | None = None
+        self._within_s: float | None = None
+        """Seconds in which the view would catch up, if that is why it is filled anew."""
+
+    def stand_back(self, cost: watched.Cost | None, within_s: float) -> None:
+        """Fill the view only if that takes less than ``within_s``, in which it would catch up.
+
+        The worker leaves the view's backlog alone as soon as rows are read.  ``cost``: that of the
+        last population; None: unknown.
+        """
+        self._cost, self._within_s = cost, within_s
+
+    def _check_worth(self, chosen: Choice) -> None:
+        """Check the cost, and limit the waits by what is left then.
+
+        Raises:
+            TransientError: the population would take longer, or that is unknown.
+        """
+        if self._within_s is None:
+            return
+        expected_s = None if self._cost is None else self._cost.at(chosen.rows)
+        if expected_s is None or expected_s > self._within_s:
+            takes = "an unknown time" if expected_s is None else f"about {expected_s:.0f} s"
+            raise TransientError(
+                f"view {self._view.shown} catches up within {self._within_s:.0f} s; to compute it"
+                f" anew takes {takes}"
+            )
+        self._wait_until = clock.monotonic() + self._within_s - expected_s
 
     def run(self) -> dict[str, Any]:
         """Fill the view anew; return the answer for the caller.
@@ -281,6 +314,13 @@ class Resync(Population):
         """Whether the view gets another owner."""
         return self._owner.oid != self._view.owner
 
+    def _begin_loading(self) -> None:
+        if self._within_s is None:
+            return
+        if clock.monotonic() > self._wait_until:
+            raise TransientError("the view could catch up while it waited to be computed anew")
+        self._suspend()  # its undo action is that of the hold
+
     def register(self, conn: Connection, undo: contextlib.ExitStack) -> None:
         """Take a new id, and register the tables that the view did not read before."""
         check_not_live(self._context, self._view)
@@ -303,7 +343,10 @@ class Resync(Population):
         if held is None:
             raise UndefinedError(f'view "{self._view.name}" was dropped', sqlstate="42P01")
         with _hinting():
+            self._release_columns(conn, held[0])
             oid = self._write_rows(conn, held[0], staged, facts)
+            target = self._target(oid)
+            policies.put(conn, target.identifier, oid, target.conditions)
         begin = self._progress(conn, facts)
         progress.end(conn, self._view.id)
         moved = self._owner.oid if self._moves else None
@@ -323,6 +366,13 @@ class Resync(Population):
         start_lsn = format_lsn(int(facts["start_lsn"]))
         states.become(conn, self._view_id, Status.RUNNING)
         states.begin(conn, self._view_id, start_lsn, because=self._because)
+
+    def _release_columns(self, conn: Connection, oid: int | None) -> None:
+        """Drop the policies of a table whose columns are about to change."""
+        found = [] if oid is None else table.attributes(conn, oid)
+        have = [(c.name, c.base_oid, c.base_mod) for c in found]
+        if oid is not None and have != [(f.name, f.oid, f.typmod) for f in self._planned.columns]:
+            policies.release_columns(conn, self._target(oid).identifier, oid)
 
     def _suspend(self) -> None:
         """Have the worker stop writing the old view."""
@@ -353,7 +403,7 @@ class Resync(Population):
                 planned.columns,
                 key,
                 self._owner.name,
-                TableMetadata.of(results.table_metadata(conn, self._view.id)),
+                kept=TableMetadata.of(results.table_metadata(conn, self._view.id)),
             )
             return make_table(self._job, conn, wanted, staged)
         # A history goes on only for the same query, owner and types; else it begins anew.
@@ -377,8 +427,10 @@ class Resync(Population):
 
     def _target(self, oid: int) -> table.ResultTable:
         stored = self._stored
-        columns, key = self._planned.columns, self._planned.physical.sink.key
-        return table.ResultTable(self._view.id, stored.schema, stored.name, oid, columns, key)
+        columns, sink = self._planned.columns, self._planned.physical.sink
+        return table.ResultTable(
+            self._view.id, stored.schema, stored.name, oid, columns, sink.key, sink.conditions
+        )
 
     def _as_is(self, oid: int) -> table.ResultTable:
         """Return the table as the engine made it: its key may differ from the new one."""

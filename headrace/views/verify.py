@@ -6,7 +6,8 @@
 
 No writer and no view is blocked. The table is read at some txid, and the query at the exported
 snapshot of a slot (exact to the transaction, E2). The rows that the engine wrote into the table in
-between are added. So it ends under any load.
+between are added. So it ends under any load. Postgres computes the query; that of a large view is
+computed by Headrace, from the tables of the same snapshot (``expected_rows``).
 
 Rows are compared by their images: the text of the whole row under pinned settings. A query may
 leave open which of several equal values it shows (the scale of a grouped numeric, the last digits
@@ -34,6 +35,7 @@ from headrace.errors import (
     DefiniteFailure,
     HeadraceError,
     PrivilegeError,
+    SparkUnavailable,
     TransientError,
     UndefinedError,
     UnsupportedError,
@@ -53,10 +55,11 @@ from headrace.postgres.settings import EVALUATION, OUTPUT, PINNED_SETTINGS
 from headrace.sink import table
 from headrace.sql import origins, points, progress, states, views, watched
 from headrace.sql.status import Status
-from headrace.sql.verbs import ViewRequest
-from headrace.sql.views import ViewRow
-from headrace.types import FLOAT4, FLOAT8, NUMERIC
-from headrace.views import clocks, open_order
+from headrace.sql.verbs import VerifyView
+from headrace.sql.views import StoredView, ViewRow
+from headrace.types import NUMERIC
+from headrace.views import clocks, expected_rows, open_order, row_images
+from headrace.views.expected_rows import ExpectedRows
 from headrace.views.open_order import Open
 from headrace.views.pause import check_not_live
 
@@ -66,10 +69,6 @@ ROWS_SHOWN: Final = 10_000
 """Maximum number of differing rows to return; the notice has their total number."""
 _ATTEMPTS: Final = 4
 _PAUSE_S: Final = 0.5
-_CLOSE: Final = {FLOAT4: 1e-5, FLOAT8: 1e-11}
-"""Relative difference of float sums that the order of summation alone can cause."""
-_TINY: Final = 1e-9
-"""Absolute difference from zero that such a sum may have."""
 
 
 _ROWS_OF: Final = """
@@ -85,7 +84,7 @@ class _Subject:
 
     view: ViewRow
     canonical: str
-    settings: dict[str, str]
+    stored: StoredView
     physical: plan.PhysicalPlan
     table: sql.Identifier
     caller: str | None
@@ -98,8 +97,8 @@ class _Subject:
     """Tables that the query reads, directly or through views that feed it."""
 
 
-def verify_view(context: JobContext, job: Job, request: ViewRequest) -> dict[str, Any]:
-    """Return differing rows: ``rows`` of (surplus, missing, contents); ``notice`` sums up.
+def verify_view(context: JobContext, job: Job, request: VerifyView) -> dict[str, Any]:
+    """Return differing rows: ``rows`` of (surplus, missing, contents); ``notices`` sum up.
 
     Raises:
         UndefinedError: 42P01, no such view, or its table is gone.
@@ -107,14 +106,26 @@ def verify_view(context: JobContext, job: Job, request: ViewRequest) -> dict[str
         DefiniteFailure: 55000, the view does not run.
         UnsupportedError: its query calls functions with code of a user.
         PrerequisiteError: 55P03, transactions stay open, so there is no snapshot.
+        SparkUnavailable: the query is large, and Spark does not start.
     """
+    expected = None
     with job.connection(context.settings.source, what="verify") as conn:
         job.phase("planning")
         subject = _subject(context, conn, request)
+        if subject.owns and not request.in_postgres:
+            view, stored = subject.view, subject.stored
+            expected = expected_rows.of_large(context, job, conn, view, stored, request.caller)
+    with contextlib.nullcontext() if expected is None else expected.ready():
+        return _attempts(context, job, subject, expected)
+
+
+def _attempts(
+    context: JobContext, job: Job, subject: _Subject, expected: ExpectedRows | None
+) -> dict[str, Any]:
     for attempt in range(1, _ATTEMPTS + 1):
         try:
             with _tapped(context, job, subject.view) as path:
-                return _Proof(context, job, subject, path, attempt).run()
+                return _Proof(context, job, subject, path, attempt, expected).run()
         except psycopg.errors.InsufficientPrivilege as error:
             if subject.owns:
                 raise as_headrace(error) from error
@@ -127,14 +138,14 @@ def verify_view(context: JobContext, job: Job, request: ViewRequest) -> dict[str
         except TransientError as error:
             # The attempt was disturbed, by a rewind or the restart of a process.
             job.check()
-            if attempt == _ATTEMPTS:
+            if attempt == _ATTEMPTS or isinstance(error, SparkUnavailable):
                 raise
             _log.info("verifying again", view=subject.view.shown, why=error.message)
             job.wait(_PAUSE_S)
     raise AssertionError("the last attempt returns or raises")
 
 
-def _subject(context: JobContext, conn: Connection, request: ViewRequest) -> _Subject:
+def _subject(context: JobContext, conn: Connection, request: VerifyView) -> _Subject:
     view = names.find(conn, request.name, request.caller, request.settings)
     if view is None:
         raise UndefinedError(
@@ -146,16 +157,24 @@ def _subject(context: JobContext, conn: Connection, request: ViewRequest) -> _Su
     owns = names.acts_for_owner(conn, view, request.caller)
     stored = views.stored(conn, view.id)
     row = conn.execute(
-        "SELECT n.nspname, c.relname, has_table_privilege("
-        "   coalesce(%s::name, current_user), c.oid, 'SELECT')"
-        " FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = %s",
-        (request.caller, view.result_oid),
+        "SELECT n.nspname, c.relname, has_table_privilege(r.oid, c.oid, 'SELECT'),"
+        " c.relrowsecurity AND NOT (r.rolsuper OR r.rolbypassrls"
+        "   OR pg_has_role(r.oid, c.relowner, 'USAGE'))"
+        " FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace, pg_roles r"
+        " WHERE c.oid = %s AND r.rolname = coalesce(%s::name, current_user)",
+        (view.result_oid, request.caller),
     ).fetchone()
     if stored is None or row is None:
         raise _gone(view)
-    schema, table, may_read = row
+    schema, table, may_read, hidden = row
     if not may_read:
         raise PrivilegeError(f"permission denied for table {table}")
+    if hidden:
+        raise UnsupportedError(
+            f"verifying view {view.shown} is not supported for a role from which row security hides"
+            " rows",
+            hint="Ask a superuser or a role with BYPASSRLS to call it.",
+        )
     if view.status != Status.RUNNING:
         raise DefiniteFailure(
             f"view {view.shown} does not run: its status is {view.status}",
@@ -172,9 +191,7 @@ def _subject(context: JobContext, conn: Connection, request: ViewRequest) -> _Su
     name = sql.Identifier(schema, table)
     leaves = _left_open(conn, rebuilt)
     read = tuple(_tables_read(conn, rebuilt))
-    return _Subject(
-        view, query, stored.settings, rebuilt, name, request.caller, owns, *leaves, read
-    )
+    return _Subject(view, query, stored, rebuilt, name, request.caller, owns, *leaves, read)
 
 
 def _tables_read(conn: Connection, physical: plan.PhysicalPlan) -> Iterator[int]:
@@ -233,8 +250,13 @@ def _tapped(context: JobContext, job: Job, view: ViewRow) -> Iterator[Path]:
         answer = context.worker.call("tap", {"view_id": view.id, "job": job.name}, job)
         yield Path(answer["path"])
     finally:
-        with contextlib.suppress(HeadraceError):
-            context.worker.call("untap", {"job": job.name})
+        _untap(context, job)
+
+
+def _untap(context: JobContext, job: Job) -> None:
+    """End the tap, if there is one; without a worker there is none."""
+    with contextlib.suppress(HeadraceError):
+        context.worker.call("untap", {"job": job.name})
 
 
 _LOOSE: Final = (
@@ -253,8 +275,16 @@ class _Proof:
     """One attempt of a verification."""
 
     def __init__(
-        self, context: JobContext, job: Job, subject: _Subject, path: Path, attempt: int
+        self,
+        context: JobContext,
+        job: Job,
+        subject: _Subject,
+        path: Path,
+        attempt: int,
+        expected: ExpectedRows | None,
     ) -> None:
+        """``path``: the tap's file; ``expected``: the rows, unless Postgres computes them."""
+        self._expected = expected
         self._context = context
         self._job = job
         self._subject = subject
@@ -299,13 +329,16 @@ class _Proof:
                 last = self._boundary(int(snapshot.ref.start_lsn))
                 job.phase("verifying")
                 self._prepare(scratch)
+                self._read_pending(scratch, first, last)
                 with job.connection(self._dsn, what="verify") as conn:
                     self._read_query(conn, scratch, snapshot.ref)
+                if self._expected is not None:
+                    self._expected.load(snapshot, self._elsewhere, self._instant)
                 snapshot.check()
                 if self._elsewhere is not None:
                     self._elsewhere.check()
             self._read_table(before, scratch)
-            self._read_pending(scratch, first, last)
+            self._read_expected(scratch)
             return self._compare(scratch)
 
     # --- reading
@@ -341,6 +374,7 @@ class _Proof:
         made: Any = scratch.execute("SELECT 'pg_temp.typed'::regclass::oid").fetchone()
         table.prove_types(scratch, int(made[0]), self._subject.physical.sink.schema)
         scratch.execute("CREATE TEMPORARY TABLE pending (txid bigint, weight bigint, LIKE typed)")
+        scratch.execute("CREATE TEMPORARY TABLE expected (LIKE typed)")
 
     def _read_query(self, conn: Connection, scratch: Connection, ref: SnapshotRef) -> None:
         """Read the query's rows at the snapshot, evaluated under the view's settings.
@@ -349,19 +383,23 @@ class _Proof:
         runs inside a function of the caller, which has the caller's rights and cannot change its
         role. The function is created before the read transaction, which must not write: it would
         block new slots.
+
+        Where Headrace computes the rows, Postgres returns none: it only checks that the caller may
+        run the query.  As ``row_security`` is off, it refuses it if row security would hide rows.
         """
         timed = self._query(conn)
         with conn.transaction():
             self._become_caller(conn)
             conn.execute(_ROWS_OF)
             conn.execute(_MAY_CALL)
-        access = "READ ONLY" if self._elsewhere is None else "READ WRITE"
+        fills = self._elsewhere if self._expected is None else None
+        access = "READ ONLY" if fills is None else "READ WRITE"
         conn.execute(f"BEGIN ISOLATION LEVEL REPEATABLE READ {access}")
         conn.execute(sql.SQL("SET TRANSACTION SNAPSHOT {}").format(sql.Literal(ref.name)))
         prove(conn, ref)
-        if self._elsewhere is not None:
-            self._elsewhere.fill(conn)
-        captured = {k.lower(): v for k, v in self._subject.settings.items()}
+        if fills is not None:
+            fills.fill(conn)
+        captured = {k.lower(): v for k, v in self._subject.stored.settings.items()}
         for name in EVALUATION:
             if (value := captured.get(name.lower())) is not None:
                 conn.execute("SELECT set_config(%s, %s, true)", (name, value))
@@ -376,12 +414,13 @@ class _Proof:
             "WITH q ({names}) AS MATERIALIZED ({query}),"
             " s AS MATERIALIZED (SELECT c, {pinned}"
             " FROM (SELECT count(*) AS c FROM q OFFSET 0) k)"
-            " SELECT {image}, -1 FROM s CROSS JOIN q WHERE s.c >= 0"
+            " SELECT {image}, -1 FROM s CROSS JOIN q WHERE s.c >= 0 {limit}"
         ).format(
             names=self._names(),
             query=sql.SQL(timed),
             pinned=pinned,
-            image=_image("q", self._columns),
+            image=row_images.image("q", self._columns),
+            limit=sql.SQL("" if self._expected is None else "LIMIT 0"),
         )
         statement = sql.SQL("COPY (SELECT * FROM pg_temp.headrace_rows_of({})) TO STDOUT").format(
             sql.Literal(query.as_string(conn))
@@ -395,13 +434,16 @@ class _Proof:
         tables.hold(conn, self._subject.table, view.result_oid, _gone(view))
         self._become_caller(conn)
         statement = sql.SQL("COPY (SELECT {}, 1 FROM {} AS t ({})) TO STDOUT").format(
-            _image("t", self._columns), self._subject.table, self._names()
+            row_images.image("t", self._columns), self._subject.table, self._names()
         )
         _pump(conn, statement, scratch)
         conn.execute("ROLLBACK")
 
     def _read_pending(self, scratch: Connection, first: int, last: int) -> None:
-        """Read the rows written into the table after txid ``first``, up to ``last``."""
+        """Read the rows written into the table after txid ``first``, up to ``last``; end the tap.
+
+        The query may take long, and the tap's file would grow meanwhile.
+        """
         with (
             self._path.open("rb") as file,
             scratch.cursor() as cursor,
@@ -417,7 +459,20 @@ class _Proof:
             sql.SQL(
                 "INSERT INTO images SELECT {}, p.weight FROM pending p"
                 " WHERE p.txid > {} AND p.txid <= {}"
-            ).format(_image("p", self._columns), first, last)
+            ).format(row_images.image("p", self._columns), first, last)
+        )
+        scratch.execute("DROP TABLE pending")
+        _untap(self._context, self._job)
+
+    def _read_expected(self, scratch: Connection) -> None:
+        """Read the rows that Headrace has computed."""
+        if self._expected is None:
+            return
+        self._expected.copy(scratch, sql.Identifier("expected"))
+        scratch.execute(
+            sql.SQL("INSERT INTO images SELECT {}, -1 FROM expected e").format(
+                row_images.image("e", self._columns)
+            )
         )
 
     def _query(self, conn: Connection) -> str:
@@ -456,16 +511,15 @@ class _Proof:
                 " which the query does not define.",
                 hint="Give the aggregates an ORDER BY over a key.",
             )
-        answer: dict[str, Any] = {"rows": [list(row) for row in rows]}
-        notices = [open_rows] if open_rows else []
+        notices = [] if self._expected is None else [self._expected.notice()]
+        if open_rows:
+            notices.append(open_rows)
         if total[0] > len(rows):
             notices.append(
                 f"{len(rows)} of {total[0]} differing rows are shown: {total[1]} rows"
                 f" are too many in the table, {total[2]} are missing"
             )
-        if notices:
-            answer["notice"] = "; ".join(notices)
-        return answer
+        return {"rows": [list(row) for row in rows], "notices": notices}
 
     def _settle_equal_values(self, scratch: Connection) -> str:
         """Pair surplus and missing rows that are equal as far as the query determines them.
@@ -476,18 +530,22 @@ class _Proof:
         grouped = self._subject.grouped
         loose = [c for c, o in self._typed if o == NUMERIC]
         unsure = [c for c, m in zip(self._columns, self._open.marks, strict=True) if m]
-        floats = [(c, _CLOSE[o]) for c, o in self._typed if o in _CLOSE and c not in unsure]
+        floats = [
+            (c, row_images.CLOSE[o])
+            for c, o in self._typed
+            if o in row_images.CLOSE and c not in unsure
+        ]
         if not grouped or not (loose or floats or unsure):
             return ""
         keys: list[sql.Composable] = [
-            sql.SQL("trim_scale({})::text").format(_field(c)) if o == NUMERIC
-            else _field(c)  # no cast: it could be a user's
+            sql.SQL("trim_scale({})::text").format(row_images.field(c)) if o == NUMERIC
+            else row_images.field(c)  # no cast: it could be a user's
             for c, o in self._typed
-            if o not in _CLOSE and c not in unsure
+            if o not in row_images.CLOSE and c not in unsure
         ]  # fmt: skip
-        keys += self._open.keys([_field(c) for c in self._columns])
-        order: list[sql.Composable] = [_field(c) for c, _ in floats]
-        near: list[sql.Composable] = [_near(c, close) for c, close in floats]
+        keys += self._open.keys([row_images.field(c) for c in self._columns])
+        order: list[sql.Composable] = [row_images.field(c) for c, _ in floats]
+        near: list[sql.Composable] = [row_images.near(c, close) for c, close in floats]
         scratch.execute(
             sql.SQL(
                 "CREATE TEMPORARY TABLE paired AS WITH one AS ("
@@ -505,8 +563,8 @@ class _Proof:
                 keys=sql.SQL(", ").join(keys),
                 order=sql.SQL(", ").join([*order, sql.SQL("image")]),
                 near=sql.SQL(" AND ").join([*near, sql.SQL("true")]),
-                mine=_fields("x", unsure),
-                theirs=_fields("y", unsure),
+                mine=row_images.fields("x", unsure),
+                theirs=row_images.fields("y", unsure),
             )
         )
         scratch.execute(
@@ -550,38 +608,6 @@ _HOW: Final = {
 
 def _at(_: Connection, query: str, instant: datetime) -> str:
     return clocks.at(query, instant)
-
-
-def _fields(alias: str, columns: list[str]) -> sql.Composed:
-    return sql.SQL(", ").join(
-        sql.SQL("({}.v).{}").format(sql.Identifier(alias), sql.Identifier(c)) for c in columns
-    )
-
-
-def _field(column: str) -> sql.Composed:
-    return sql.SQL("(d.v).{}").format(sql.Identifier(column))
-
-
-def _near(column: str, close: float) -> sql.Composed:
-    """Return a test that ``column`` of x and y differ by no more than summation order explains."""
-    # With equal signs a difference cannot overflow. The difference of infinities is not close to
-    # any.
-    return sql.SQL(
-        "({a} IS NOT DISTINCT FROM {b} OR CASE WHEN sign({a}) = sign({b})"
-        " THEN abs({a} - {b}) <= greatest({close} * greatest(abs({a}), abs({b})), {tiny})"
-        " ELSE abs({a}) <= {tiny} AND abs({b}) <= {tiny} END)"
-    ).format(
-        a=sql.SQL("(x.v).{}::float8").format(sql.Identifier(column)),
-        b=sql.SQL("(y.v).{}::float8").format(sql.Identifier(column)),
-        close=sql.Literal(close),
-        tiny=sql.Literal(_TINY),
-    )
-
-
-def _image(qualifier: str, columns: list[str]) -> sql.Composed:
-    return sql.SQL('ROW({})::text COLLATE "C"').format(
-        sql.SQL(", ").join(sql.Identifier(qualifier, c) for c in columns)
-    )
 
 
 def _pump(conn: Connection, statement: sql.Composed, scratch: Connection) -> None:

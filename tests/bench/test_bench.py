@@ -60,6 +60,8 @@ SMALL = {
     "relay": ("--seconds 1", 8),
     "restart": ("--rows 20000", 12),
     "small": ("--views 1 --seconds 1", 4),
+    "spark": ("--rows 20000 --only group_sum", 6),
+    "standby_tax": ("--seconds 1", 3),
     "tpch": ("--rows 20000", 22),
     "workers": ("--rows 8000", 1),
 }

@@ -33,6 +33,8 @@ class Pair:
     def __init__(self, version: int = 18, settings: dict[str, str] | None = None) -> None:
         self._version = version
         self._settings = _SETTINGS | (settings or {})
+        if version < 17:
+            del self._settings["sync_replication_slots"]
         self.folder = Path(tempfile.mkdtemp(prefix="headrace-pair-"))
         account().take(self.folder)
         self._made = 0
@@ -69,18 +71,29 @@ class Pair:
     def add_standby(self) -> None:
         """Make a standby of the primary, which keeps WAL for it; its address is free or known."""
         ports = [port for port in self.ports if port != self.primary.port]
-        standby, user = self._server(*ports), account()
-        with self.connect() as conn:
+        self.standby = self.clone(_SLOT, ports[0] if ports else 0)
+        if self.standby.port not in self.ports:
+            self.ports.append(self.standby.port)
+
+    def clone(
+        self, slot: str, port: int = 0, above: EmbeddedPostgres | None = None
+    ) -> EmbeddedPostgres:
+        """Make and start a standby of the primary, or of standby ``above``.
+
+        The server above keeps WAL for it with a slot.
+        """
+        standby, user, above = self._server(port), account(), above or self.primary
+        with psycopg.connect(above.dsn(), autocommit=True) as conn:
             conn.execute(
                 "SELECT pg_create_physical_replication_slot(%s, true) WHERE NOT EXISTS"
                 " (SELECT FROM pg_replication_slots WHERE slot_name = %s)",
-                (_SLOT, _SLOT),
+                (slot, slot),
             )
         subprocess.run(
             [
                 *(standby.bin_dir / "pg_basebackup", "-D", standby.data_dir),
                 *("-d", self.primary.dsn(), "-X", "stream", "--checkpoint=fast", "--no-sync"),
-                *("-S", _SLOT, "-R"),
+                "-R",
             ],
             check=True,
             cwd="/",
@@ -88,12 +101,10 @@ class Pair:
             **user.popen_args(),
         )
         with (standby.data_dir / "postgresql.auto.conf").open("a") as conf:
-            conf.write(f"primary_slot_name = '{_SLOT}'\n")
-            conf.write(f"primary_conninfo = '{self.primary.dsn()} application_name=standby'\n")
+            conf.write(f"primary_slot_name = '{slot}'\n")
+            conf.write(f"primary_conninfo = '{above.dsn()} application_name={slot}'\n")
         standby.start()
-        self.standby = standby
-        if standby.port not in self.ports:
-            self.ports.append(standby.port)
+        return standby
 
     def renew(self) -> None:
         """Add a standby if there is none, and let nothing wait for it."""
@@ -119,11 +130,21 @@ class Pair:
         with psycopg.connect(self.standby.dsn(), autocommit=True) as conn:
 
             def ready() -> bool:
-                with self.connect() as primary:  # else a slot may wait for a quarter of a minute
-                    primary.execute("SELECT pg_log_standby_snapshot()")
+                self.hasten(conn)
                 return conn.execute(query, (slot,)).fetchone() == (1,)
 
-            wait_until(ready, lambda: conn.execute("SELECT * FROM pg_replication_slots").fetchall())
+            wait_until(
+                ready,
+                lambda: conn.execute("SELECT * FROM pg_replication_slots").fetchall(),
+                every_s=0.1,
+            )
+
+    def hasten(self, standby: psycopg.Connection) -> None:
+        """Have the standby copy the slots now; left alone it may wait for half a minute."""
+        with self.connect() as primary:
+            primary.execute("SELECT pg_log_standby_snapshot()")
+        # The process that copies slots sleeps for up to 30 s, but reads new settings at once.
+        standby.execute("SELECT pg_reload_conf()")
 
     def stall(self) -> None:
         """Let the standby receive nothing more, so that a promotion loses the last commits."""
@@ -149,9 +170,10 @@ class Pair:
         with psycopg.connect(new.dsn(), autocommit=True) as conn:
             assert conn.execute("SELECT pg_promote(true, 60)").fetchone() == (True,)
         self.primary, self.standby = new, None
-        with self.connect() as conn:
-            conn.execute("ALTER SYSTEM RESET synchronized_standby_slots")
-            conn.execute("SELECT pg_reload_conf()")
+        if self._version >= 17:
+            with self.connect() as conn:
+                conn.execute("ALTER SYSTEM RESET synchronized_standby_slots")
+                conn.execute("SELECT pg_reload_conf()")
         old.destroy()
 
     def close(self) -> None:

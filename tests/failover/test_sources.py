@@ -11,8 +11,9 @@ import psycopg
 import pytest
 
 from headrace.embedded.engine import EmbeddedEngine
+from tests.engines import Engine
+from tests.failover.drill import connect
 from tests.failover.pair import pair as pair
-from tests.failover.test_failover import connect
 from tests.waiting import at_any_moment, wait_until
 
 QUERY = "SELECT g, count(*) AS n, sum(x) AS total FROM all_orders GROUP BY g"
@@ -24,7 +25,7 @@ ROWS = "INSERT INTO orders SELECT i, i % 7, i FROM generate_series({}, {}) i"
 def united(main: str, there: str, folder: Path, slot: str) -> Iterator[EmbeddedEngine]:
     """Run an engine on ``main`` with source ``eu``, and a view over the rows of both."""
     env = {"HEADRACE_SLOT_NAME": slot, "HEADRACE_SPARK_WARM": "false"}
-    engine = EmbeddedEngine(main, folder / "engine", env=env)
+    engine = Engine(main, folder / "engine", env=env)
     engine.start()
     try:
         with connect(engine.dsn) as conn:
@@ -64,8 +65,6 @@ def shows(main: str, *dsns: str) -> None:
 
 @pytest.mark.timeout(300)
 def test_a_source_is_promoted(pair, database, tmp_path):
-    pair.renew()
-    pair.guard()
     with pair.connect() as conn:
         conn.execute("CREATE DATABASE there")
     there = pair.dsn("there")
@@ -77,17 +76,16 @@ def test_a_source_is_promoted(pair, database, tmp_path):
             [(slot,)] = conn.execute(
                 "SELECT slot_name FROM pg_replication_slots WHERE slot_type = 'logical'"
             ).fetchall()
-        pair.wait_synchronised(slot)
         for kill in (True, False):
+            pair.renew()
+            pair.guard()
+            pair.wait_synchronised(slot)
             with connect(there) as far:
                 far.execute(ROWS.format(1000 + kill, 1000 + kill))
             pair.promote(kill=kill)
             with connect(there) as far:
                 far.execute(ROWS.format(2000 + kill, 2000 + kill))
             shows(database, database, there)
-            pair.renew()
-            pair.guard()
-            pair.wait_synchronised(slot)
         assert "source switched" in engine.log
         with connect(database) as here:
             states = here.execute("SELECT name, state FROM headrace.origins").fetchall()

@@ -9,6 +9,7 @@ from pathlib import Path
 import psycopg
 
 from headrace.embedded.engine import EmbeddedEngine
+from headrace.process import faults
 from headrace.types import parse_lsn
 from tests.waiting import wait_until
 
@@ -55,3 +56,11 @@ def memory_peak_bytes(pid: int) -> int:
         if line.startswith("VmHWM:"):
             return int(line.split()[1]) * 1024
     raise AssertionError("no VmHWM")
+
+
+def arm(traps: Path, point: str, how: str) -> None:
+    """Let a fault point in ``traps`` (the directory in ``faults.ENV_DIR``) act once."""
+    (traps / f"{point}{faults.SPRUNG}").unlink(missing_ok=True)
+    draft = traps / f"{point}.draft"
+    draft.write_text(how)
+    draft.rename(traps / point)

@@ -17,9 +17,12 @@ from psycopg.conninfo import make_conninfo
 
 from headrace.embedded.engine import EmbeddedEngine
 from headrace.embedded.postgres import EmbeddedPostgres
+from headrace.errors import PrerequisiteError
+from headrace.postgres import slot
 from tests.compared import differs
 from tests.conftest import drop_database
 from tests.faults.helpers import WORKER
+from tests.runtime.harness import settings_for
 from tests.security.roles import PASSWORD
 from tests.waiting import time_passes, wait_until
 
@@ -120,6 +123,51 @@ def test_an_invalidated_slot_is_named_and_replaced(start_engine, source, setting
     assert f"was invalidated by the server: {reason}" in engine.log
     assert setting in engine.log, "the detail names the setting"
     assert invalidated(source, engine) is None
+
+
+def test_a_refusal_of_property_failover_names_the_setting(source, tmp_path):
+    """Some services allow slots, but not slots that standbys copy."""
+    role = f"engine_{uuid.uuid4().hex[:6]}"
+    create = "pg_create_logical_replication_slot(name, name, bool, bool, bool)"
+    source.execute(f"CREATE ROLE {role} LOGIN REPLICATION")
+    source.execute(f'GRANT CREATE ON DATABASE "{source.info.dbname}" TO {role}')
+    source.execute(f"REVOKE EXECUTE ON FUNCTION {create} FROM PUBLIC")
+    try:
+        dsn = make_conninfo(source.info.dsn, user=role)
+        with connect(dsn) as conn, pytest.raises(PrerequisiteError) as refused:
+            slot.ensure(conn, settings_for(dsn, tmp_path), lambda *_: False)
+        assert refused.value.code == "42501"
+        assert "set slot_failover = false" in refused.value.hint
+        without = settings_for(dsn, tmp_path, slot_failover=False)
+        with connect(dsn) as conn, pytest.raises(PrerequisiteError) as other:
+            slot.ensure(conn, without, lambda *_: False)
+        assert "slot_failover" not in (other.value.hint or "")
+    finally:
+        source.execute(f"DROP OWNED BY {role} CASCADE; DROP ROLE {role}")
+
+
+def test_an_invalidated_slot_that_cannot_get_property_failover(start_engine, source):
+    """The server refuses to alter it; it is replaced like any other that was invalidated."""
+    engine = begin(start_engine, source, HEADRACE_SLOT_FAILOVER="false")
+    engine.stop()
+    set_system(source, "max_slot_wal_keep_size", "16MB")
+
+    def lost() -> bool:
+        for _ in range(3):
+            source.execute(MORE_WAL)
+        source.execute("CHECKPOINT")
+        return invalidated(source, engine) == "wal_removed"
+
+    wait_until(lost, "the slot is invalidated", every_s=0.2)
+    engine.env["HEADRACE_SLOT_FAILOVER"] = "true"
+    engine.start()
+    follows(source, 1)
+    assert "slot is not copied to standbys" in engine.log
+    name = engine.env["HEADRACE_SLOT_NAME"]
+    new = source.execute(
+        "SELECT failover FROM pg_replication_slots WHERE slot_name = %s", (name,)
+    ).fetchone()
+    assert new == (True,)
 
 
 def test_a_slot_that_is_dropped_under_a_running_engine(start_engine, source):

@@ -273,6 +273,26 @@ def test_a_source_that_is_down_holds_up_its_own_part_only(united, source, other,
     check(commander, source, other, sums=SUMS)
 
 
+def test_the_stream_goes_on_if_the_source_of_its_last_change_ends(engine, united, source, other):
+    """That change is repeated as all others, though it is only carried by a transaction."""
+    commander = united
+    commander.execute("CALL headrace.create_view('direct', 'SELECT id, x FROM eu.orders')")
+    commander.execute("CALL headrace.create_view('local', 'SELECT g, name FROM groups')")
+    made = "SELECT id FROM headrace.views WHERE view_name = 'local'"
+    before = source.execute(made).fetchall()
+    other.execute("INSERT INTO orders (id, g, x) VALUES (1000, 1, 1)")
+    commander.execute("CALL headrace.wait_for('direct')")
+    commander.execute("CALL headrace.drop_view('direct')")
+    source.execute("DROP VIEW all_orders")
+    commander.execute("CALL headrace.drop_source('eu')")
+    os.kill(engine.child("headrace.runtime.worker"), signal.SIGKILL)
+    source.execute("INSERT INTO groups VALUES (100, 'new')")
+    commander.execute("CALL headrace.wait_for('local')")
+    assert differs(source, "local", "SELECT g, name FROM groups") == []
+    assert source.execute(made).fetchall() == before
+    assert "continuity lost" not in engine.log
+
+
 def test_a_source_ends(united, source, other):
     commander = united
     commander.execute("CALL headrace.create_view('sums', %s)", (SUMS,))

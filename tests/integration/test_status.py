@@ -119,3 +119,13 @@ def test_a_killed_worker_is_missed_and_comes_back(engine, source):
         os.kill(engine.child("worker"), signal.SIGKILL)
         wait_until(lambda: listed(source)[0] == "starting", "it is missed")
         wait_until(lambda: is_running(source), "it is back")
+
+
+def test_functions_are_not_compiled_by_the_server(engine, source):
+    """Compiling made ``list_views()`` a hundred times as slow, where the server can do that."""
+    found = source.execute(
+        "SELECT p.oid::regprocedure::text FROM pg_proc p JOIN pg_language l ON l.oid = p.prolang"
+        " WHERE p.pronamespace = 'headrace'::regnamespace AND l.lanname IN ('sql', 'plpgsql')"
+        " AND p.proconfig IS NOT NULL AND NOT 'jit=off' = ANY (p.proconfig)"
+    ).fetchall()
+    assert found == []

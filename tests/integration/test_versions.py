@@ -1,7 +1,7 @@
-"""The main path on the oldest and the newest Postgres: create, change, restart, kill.
+"""The main path on other versions of Postgres: create, change, restart, kill.
 
 The rest of the suite runs on one version, ``HEADRACE_TEST_PG``.  15 is taken from the system's
-packages, if installed.
+packages and 17 from npm's, if installed.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ CHANGES = (
 )
 
 
-@pytest.fixture(scope="module", params=[15, 18])
+@pytest.fixture(scope="module", params=[15, 17, 18])
 def server(request):
     try:
         made = EmbeddedPostgres(None, request.param, durable=False)

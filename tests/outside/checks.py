@@ -29,7 +29,8 @@ EXEMPT = {
 """Page and kind -> why there is nothing to run or compare."""
 ELSEWHERE = {
     ("docs/manual/integrations.md", "python"): "test_manual.py: test_integrations",
-    (HIGH_AVAILABILITY, "sql"): "tests/failover: on a primary and a standby",
+    ("docs/manual/spark.md", "ini"): "test_spark_masters.py: test_the_file_of_the_manual",
+    (HIGH_AVAILABILITY, "sql"): "tests/failover, tests/standby: on a primary and a standby",
     (HIGH_AVAILABILITY, "text"): "the same",
     (HIGH_AVAILABILITY, "ini"): "the same",
     ("docs/manual/reference.md", "signature"): "test_reference.py holds them against Postgres",

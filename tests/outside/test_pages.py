@@ -52,6 +52,8 @@ def test_there_is_something_to_exempt():
         # Tables and prose: tests/test_events.py, tests/test_config.py, test_troubleshooting.py.
         *("events", "settings", "troubleshooting"),
         "high-availability",  # tests/failover
+        "copies",  # prose: tests/faults/test_copies.py, test_moving_name.py, test_certificates.py
+        "spark",  # tests/population/test_spark_masters.py
     }
 
 

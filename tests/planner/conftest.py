@@ -11,6 +11,10 @@ import pytest
 from psycopg import sql
 from psycopg.conninfo import make_conninfo
 
+UNICODE = """
+INSERT INTO pg_collation SELECT (jsonb_populate_record(c, '{"oid": 90000, "collname": "unicode"}')).*
+  FROM pg_collation c WHERE collname = 'und-x-icu'"""
+"""The collation that Postgres 16 has brought."""
 TABLES = """
 CREATE TYPE mood AS ENUM ('sad', 'ok', 'happy');
 CREATE DOMAIN short AS varchar(5);
@@ -86,6 +90,8 @@ def planner_dsn(postgres: str) -> Iterator[str]:
         )
     dsn = make_conninfo(postgres, dbname=name)
     with psycopg.connect(dsn, autocommit=True) as conn:
+        if conn.info.server_version < 16_0000:
+            conn.execute(UNICODE)
         conn.execute(TABLES)
     yield dsn
     with psycopg.connect(postgres, autocommit=True) as server:

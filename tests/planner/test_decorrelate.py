@@ -210,16 +210,20 @@ def fill(conn, rng):
         return rng.choice(["NULL", *items])
 
     def table(name, count, *columns):
-        conn.execute(f"TRUNCATE {name}")
+        rows = []
         for number in range(rng.randint(0, count)):
             values = ", ".join(value(c) for c in columns)
-            conn.execute(f"INSERT INTO {name} VALUES ({number}, {values})")
+            rows.append(f"({number}, {values})")
+        return f"INSERT INTO {name} VALUES {', '.join(rows)}" if rows else ""
 
     few, numbers = ["0", "1", "2", "3"], ["1.0", "1.00", "2", "2.0"]
     words, floats = ["'a'", "'b'"], ["0", "'-0'", "1.5"]
-    table("da", 7, few, numbers, words, floats, ["'{1,2}'", "'{}'"])
-    table("db", 7, few, numbers, words, few)
-    table("dc", 6, few, few)
+    inserts = (
+        table("da", 7, few, numbers, words, floats, ["'{1,2}'", "'{}'"]),
+        table("db", 7, few, numbers, words, few),
+        table("dc", 6, few, few),
+    )
+    conn.execute(f"TRUNCATE da, db, dc; {'; '.join(inserts)}")
 
 
 @pytest.fixture(scope="module")
@@ -253,6 +257,8 @@ def test_all_stages_mean_the_query(query, data, monkeypatch):
 @pytest.mark.usefixtures("again")
 @pytest.mark.parametrize("query", FAILING.strip().splitlines())
 def test_nothing_fails_for_rows_that_nobody_asks_for(query, data, monkeypatch):
+    if data.info.server_version < 160000 and "NOT IN" in query:
+        pytest.skip("Postgres 15 computes the inner rows of this join first")
     stages = texts(data, monkeypatch, query)
     for table in ("da", "db", "dc"):
         data.execute(f"TRUNCATE {table}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import psycopg
 import pytest
+from psycopg.conninfo import make_conninfo
 
 from headrace.collections.plan import from_json, to_json
 from headrace.errors import (
@@ -15,6 +16,7 @@ from headrace.errors import (
 )
 from headrace.expressions import ir
 from headrace.planner import PlanRequest, limits, plan
+from headrace.planner.analyse.catalog import Catalog
 from headrace.postgres.settings import FUNCTION_PATH
 from tests.planner.test_words import JARGON
 
@@ -234,6 +236,54 @@ def test_no_clock_is_hidden_by_strings_that_end_otherwise(conn):
     assert error.position == query.index("'today'") + 1
 
 
+TEXTS = [
+    "'now'",
+    "E'to\\tday'",
+    "'back\\slash'",
+    "$$see today's list$$",
+    "E'it''s \\u0041 tomorrow'",
+]
+FAR = [
+    "date '2020-02-29'",
+    "timestamp '1969-07-20 20:17'",
+    "'infinity'::timestamptz",
+    "date '0044-03-15 BC'",
+]
+CLOCK = [
+    "date 'today'",
+    "' Now '::timestamptz",
+    "timestamp E'to\\u006dorrow'",
+    "DATE 'today bc'",
+    "'{today}'::date[]",
+]
+
+
+@pytest.mark.parametrize("far", FAR)
+@pytest.mark.parametrize("text", TEXTS)
+def test_a_text_beside_a_date_is_not_taken_for_the_clock(conn, far, text):
+    """Also where the server keeps no locations (Postgres 17 and newer)."""
+    plan(conn, PlanRequest(f"SELECT id, {text} AS s, {far} AS d FROM t"))
+
+
+def test_the_server_is_asked_for_its_time_once_at_most(conn, monkeypatch):
+    asked = []
+    now = Catalog.now
+    monkeypatch.setattr(Catalog, "now", lambda self: asked.append(1) or now(self))
+    dates = ", ".join(f"date '2020-02-{day:02}' AS d{day}" for day in range(1, 29))
+    plan(conn, PlanRequest(f"SELECT id, {dates} FROM t"))
+    assert asked == []
+    plan(conn, PlanRequest(f"SELECT id, 'now' AS s, {dates} FROM t"))
+    assert len(asked) == (1 if conn.info.server_version >= 170000 else 0)
+
+
+@pytest.mark.parametrize("clock", CLOCK)
+@pytest.mark.parametrize("text", TEXTS)
+@pytest.mark.parametrize("far", FAR)
+def test_the_clock_is_found_beside_any_text_and_date(conn, far, text, clock):
+    error = refusal(conn, f"SELECT id, {text} AS s, {far} AS d, {clock} AS c FROM t")
+    assert "current time" in error.message
+
+
 def test_unknown_column_keeps_the_hint(conn):
     error = refusal(conn, "SELECT bgi FROM t WHERE bigg = 1")
     assert error.code == "42703"
@@ -389,16 +439,46 @@ def test_rights_of_the_caller_are_checked(conn, role):
     assert refusal(conn, "SELECT t.id FROM t JOIN u USING (id)", caller=role).code == "42501"
 
 
-def test_row_security_that_applies_to_the_caller_is_refused(conn, role):
+def test_row_security_that_applies_to_the_caller_is_carried_over(conn, role):
     conn.execute("CREATE TABLE guarded (id int PRIMARY KEY)")
     try:
         conn.execute("ALTER TABLE guarded ENABLE ROW LEVEL SECURITY")
         conn.execute("GRANT SELECT ON guarded TO d_limited")
-        error = refusal(conn, "SELECT id FROM guarded", caller=role)
+        planned = plan(conn, PlanRequest("SELECT id FROM guarded", role))
+        assert "Row security of public.guarded" in planned.explain["sources"]
+        [condition] = planned.physical.sink.conditions
+        assert "ELSE (false)" in condition  # there is no policy
+        # A superuser sees all rows.
+        assert not plan(conn, PlanRequest("SELECT id FROM guarded")).physical.sink.conditions
+        error = refusal(conn, "SELECT count(*) AS n FROM guarded", caller=role)
         assert "row security" in error.message
-        plan(conn, PlanRequest("SELECT id FROM guarded"))  # a superuser sees all rows
+        conn.execute("CREATE POLICY p ON guarded USING (guarded IS NOT NULL)")
+        assert "whole rows" in refusal(conn, "SELECT id FROM guarded", caller=role).detail
+        conn.execute("DROP POLICY p ON guarded; ALTER TABLE guarded ADD kind short")
+        conn.execute("CREATE POLICY p ON guarded USING (kind = 'x')")
+        assert "domain" in refusal(conn, "SELECT id, kind FROM guarded", caller=role).detail
     finally:
         conn.execute("DROP TABLE guarded")
+
+
+def test_headrace_itself_must_see_all_rows(conn, planner_dsn, role):
+    conn.execute("CREATE TABLE guarded (id int PRIMARY KEY)")
+    conn.execute("ALTER TABLE guarded ENABLE ROW LEVEL SECURITY, FORCE ROW LEVEL SECURITY")
+    conn.execute("CREATE ROLE d_reader_of_all LOGIN IN ROLE d_limited")
+    conn.execute(
+        "GRANT SELECT ON guarded TO d_limited; GRANT USAGE ON SCHEMA public TO d_reader_of_all"
+    )
+    request = PlanRequest("SELECT id FROM guarded", role)
+    try:
+        with psycopg.connect(
+            make_conninfo(planner_dsn, user="d_reader_of_all"), autocommit=True
+        ) as ours:
+            with pytest.raises(PrerequisiteError, match="hides rows from Headrace") as refused:
+                plan(ours, request)
+            conn.execute(refused.value.hint.removeprefix("Run as a superuser: "))
+            assert plan(ours, request).physical.sink.conditions
+    finally:
+        conn.execute("DROP TABLE guarded; DROP OWNED BY d_reader_of_all; DROP ROLE d_reader_of_all")
 
 
 def test_missing_right_for_temporary_tables_says_what_to_grant(conn, role):

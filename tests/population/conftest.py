@@ -23,7 +23,7 @@ from headrace.sql.view_spec import ViewSpec
 from headrace.types import parse_lsn
 from headrace.views.create import create_view
 from tests.population import plans
-from tests.waiting import PATIENCE_S
+from tests.waiting import PATIENCE_S, wait_until
 
 
 class Worker:
@@ -116,11 +116,13 @@ def shop(database: str) -> Iterator[psycopg.Connection]:
 
 
 @pytest.fixture(scope="session")
-def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Spark]:
+def spark(tmp_path_factory: pytest.TempPathFactory, postgres: str) -> Iterator[Spark]:
     """Yield one Spark session for all tests; each test sets its own database."""
-    settings = Settings(data_dir=tmp_path_factory.mktemp("spark"), spark_idle_ms=0)
+    folder = tmp_path_factory.mktemp("spark")
+    settings = Settings(source=postgres, data_dir=folder, spark_idle_ms=0)
     session = Spark(settings)
-    session.session(Job(lambda message: None))
+    session.begin()
+    wait_until(lambda: session.status != "warming", "Spark does not start")
     assert session.status == "warm"
     yield session
     session.stop()

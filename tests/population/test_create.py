@@ -185,6 +185,7 @@ def test_progress_tells_what_is_known(bench, prepare, query, total):
     ).rowcount
     first, last = reading[0], reading[-1]
     assert first.get("total") == total
+    assert last.pop("view_id") > 0
     assert last == {"phase": "reading", "rows": rows, "total": rows, "percent": 100}
     assert not any("eta_s" in m for m in bench.messages), "it takes no time"
 

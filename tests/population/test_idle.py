@@ -3,36 +3,27 @@
 from __future__ import annotations
 
 import threading
-from typing import Any
 
 import pytest
 
 from headrace.config import Settings
-from headrace.population import spark
+from headrace.population import spark_session
 from headrace.population.job import Job
 from headrace.population.spark import Spark
 from tests.waiting import wait_until
 
 
 class Session:
-    """The methods that the start's first query needs."""
-
-    def range(self, *_: Any, **__: Any) -> Session:
-        return self
-
-    def mapInArrow(self, *_: Any) -> Session:
-        return self
-
-    def collect(self) -> None:
-        return None
+    """A session without a method."""
 
 
 @pytest.fixture
 def ended(monkeypatch) -> list[Session]:
     """Collect the sessions that were ended."""
     found: list[Session] = []
-    monkeypatch.setattr(spark, "_start", lambda settings: Session())
-    monkeypatch.setattr(spark, "_forget", found.append)
+    monkeypatch.setattr(spark_session, "start", lambda settings: Session())
+    monkeypatch.setattr(spark_session, "probe", lambda session, settings: "nothing")
+    monkeypatch.setattr(spark_session, "end", found.append)
     return found
 
 

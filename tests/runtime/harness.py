@@ -31,12 +31,14 @@ from headrace.kernels import copytext, text
 from headrace.population import uses
 from headrace.population.names import role
 from headrace.postgres import connect, fingerprint, publication
+from headrace.runtime import positions
 from headrace.runtime.engine import Engine
 from headrace.runtime.positions import Position
 from headrace.sink import keys, table
 from headrace.sql import install, results, watched
 from headrace.state import layout
 from headrace.state.memory import MemoryStore
+from headrace.state.rocks import RocksDatabase
 from headrace.types import WEIGHT, Field, parse_lsn
 from tests.compared import differs
 from tests.runs import write_run
@@ -112,6 +114,20 @@ def copy_state(running: Running, to: Path) -> None:
         shutil.copytree(running.settings.state_dir, to, ignore=shutil.ignore_patterns("LOCK"))
 
     running.on(copy)
+
+
+def lose_state_since(copy: Path, state: Path) -> None:
+    """Replace a state directory by an earlier copy of it, except the epochs, which are synced."""
+    meta: positions.Meta = {}
+    files = RocksDatabase(state)
+    positions.put_epoch(meta, positions.get_epoch(files))
+    positions.put_begun(meta, positions.get_begun(files))
+    files.close()
+    shutil.rmtree(state)
+    shutil.copytree(copy, state)
+    files = RocksDatabase(state)
+    files.put_meta(meta, sync=True)
+    files.close()
 
 
 def settings_for(dsn: str, folder: Path, **changes: Any) -> Settings:

@@ -21,7 +21,7 @@ from headrace.state.rocks import RocksDatabase
 from headrace.types import BOOL
 from tests.compared import differs, status_of
 from tests.proxy import Proxy
-from tests.runtime.harness import ITEMS, create_view, settle, source_plan
+from tests.runtime.harness import ITEMS, create_view, lose_state_since, settle, source_plan
 from tests.runtime.test_engine import WorkerProcess, assert_consistent
 from tests.waiting import PATIENCE_S, wait_until
 
@@ -394,8 +394,7 @@ def test_machine_lost_with_everything_that_was_not_synced(source, start, databas
     running.book.checkpoints.begin = None  # type: ignore[assignment]  # no last word
     running.engine._finish = running.engine.rewind_soon
     running.stop()
-    shutil.rmtree(folder / "state")
-    shutil.copytree(folder / "synced", folder / "state")
+    lose_state_since(folder / "synced", folder / "state")
     running = start(**NEVER)
     assert running.book.position.txid <= stood
     settle(running, source)

@@ -26,7 +26,7 @@ from headrace.types import arrow_schema
 from tests.compared import status_of
 from tests.runtime.harness import check, create_view, settle
 from tests.runtime.test_engine import POINTS, WorkerProcess, assert_consistent
-from tests.waiting import PATIENCE_S, wait_until
+from tests.waiting import PATIENCE_S, at_any_moment, wait_until
 
 JOINED = "FROM items i JOIN orders o ON o.item = i.id"
 ROWS = f"SELECT i.name, o.n {JOINED}"
@@ -466,6 +466,8 @@ def test_views_come_and_go_while_rows_change(source, database, start):
         with psycopg.connect(database, autocommit=True) as conn:
             while not stop.is_set():
                 change(conn, rng)
+                # Without a pause a busy machine might let no view catch up.
+                at_any_moment(rng, 0.0, 0.01)
 
     thread = threading.Thread(target=work)
     thread.start()

@@ -17,6 +17,7 @@ from headrace.embedded.engine import EmbeddedEngine
 from tests.compared import differs, status_of
 from tests.conftest import ENGINES
 from tests.databases import Databases
+from tests.engines import Engine
 from tests.waiting import wait_until
 
 TABLE = """
@@ -41,7 +42,7 @@ def running(
         "HEADRACE_SINK_RETRY_MS": "50",
         **settings,
     }
-    engine = EmbeddedEngine(dsn, folders.mktemp("engine") / "data", env=env)
+    engine = Engine(dsn, folders.mktemp("engine") / "data", env=env)
     try:
         engine.start()
         yield engine

@@ -10,7 +10,7 @@ import pytest
 from headrace.embedded.engine import EmbeddedEngine
 from headrace.process import faults
 from tests.compared import differs, status_of
-from tests.faults.helpers import WORKER
+from tests.faults.helpers import WORKER, arm
 from tests.waiting import wait_until
 
 BUILDER = "headrace.views.builder"
@@ -31,13 +31,6 @@ def engine(database, start_engine, traps) -> EmbeddedEngine:
         conn.execute("CREATE TABLE t (id int PRIMARY KEY, v text)")
         conn.execute("INSERT INTO t VALUES (1, 'one')")
     return start_engine(database, **{faults.ENV_DIR: str(traps)})
-
-
-def arm(traps: Path, point: str, how: str) -> None:
-    (traps / f"{point}{faults.SPRUNG}").unlink(missing_ok=True)
-    draft = traps / f"{point}.draft"
-    draft.write_text(how)
-    draft.rename(traps / point)
 
 
 def test_the_worker_stops_the_view_that_kills_it(engine, traps):

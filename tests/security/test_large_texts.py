@@ -97,13 +97,18 @@ def _session(running, request, name: str) -> Iterator[psycopg.Connection]:
 
 
 def planners(engine: EmbeddedEngine) -> set[int]:
-    """Return the process ids of the engine's planners."""
+    """Return the process ids of the engine's planners.
+
+    A planner may end soon, so only the engine's processes are read: the machine may have hundreds.
+    """
     found = set()
     for process in Path("/proc").iterdir():
         if process.name.isdigit():
             with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+                if os.getsid(int(process.name)) != engine.pid:
+                    continue
                 title = (process / "cmdline").read_bytes().rstrip(b"\0").decode()
-                if title == TITLE and os.getsid(int(process.name)) == engine.pid:
+                if title == TITLE:
                     found.add(int(process.name))
     return found
 

@@ -13,10 +13,10 @@ import pytest
 from psycopg.conninfo import make_conninfo
 
 from headrace.config import Settings
-from headrace.embedded.engine import EmbeddedEngine
 from headrace.embedded.postgres import EmbeddedPostgres
 from headrace.errors import PrerequisiteError
 from headrace.sql import install
+from tests.engines import Engine
 from tests.security import wire as w
 from tests.server.conftest import Running
 from tests.waiting import PATIENCE_S, wait_until
@@ -260,7 +260,7 @@ def test_what_cannot_work_does_not_start(source, tls, tmp_path):
         conn.execute("ALTER ROLE limited REPLICATION")
         conn.execute("GRANT CREATE ON DATABASE postgres TO limited")
         conn.execute("DROP SCHEMA headrace CASCADE")
-    engine = EmbeddedEngine(
+    engine = Engine(
         make_conninfo(source.dsn, user="limited"), tmp_path / "engine",
         env={**env, "HEADRACE_SPARK_WARM": "false"},
     )  # fmt: skip

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
-import os
 import random
 import socket
 import struct
@@ -25,6 +24,7 @@ import pytest
 
 from headrace.server.pipeline import OwedAnswers
 from headrace.server.states import SessionState
+from tests import seeds
 from tests.security import wire as w
 from tests.security.conftest import Nobody
 from tests.security.sockets import queues
@@ -361,20 +361,13 @@ def test_the_walk_executes_nothing_old_where_a_transaction_has_failed(seed):
     assert alone > 0
 
 
-def chosen_seed() -> int:
-    given = os.environ.get("HEADRACE_RELAY_SEED")
-    seed = int(given) if given else random.SystemRandom().randrange(1 << 32)
-    print(f"HEADRACE_RELAY_SEED={seed}")
-    return seed
-
-
 @pytest.mark.parametrize(
     "steps", [500, pytest.param(20_000, marks=[pytest.mark.slow, pytest.mark.timeout(3600)])]
 )
 def test_random_steps(nobody, database, steps):
-    walk(nobody, database, steps, Script(chosen_seed()))
+    walk(nobody, database, steps, Script(seeds.chosen("HEADRACE_RELAY_SEED")))
 
 
 @pytest.mark.parametrize("steps", [100, pytest.param(3_000, marks=pytest.mark.slow)])
 def test_calls_that_are_cancelled_at_any_moment(nobody, database, steps):
-    walk(nobody, database, steps, Calls(chosen_seed()), cancels=0.5)
+    walk(nobody, database, steps, Calls(seeds.chosen("HEADRACE_RELAY_SEED")), cancels=0.5)

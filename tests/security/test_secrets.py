@@ -106,7 +106,7 @@ def test_only_the_source_is_taken_out():
         f"postgresql://u:x@localhost/d?{SECRET}=1",
     ],
 )
-@pytest.mark.parametrize("name", ["source", "eval_dsn"])
+@pytest.mark.parametrize("name", ["source", "decode_from", "eval_dsn"])
 def test_what_cannot_be_read_is_not_repeated(name, source):
     with pytest.raises(UserError) as caught:
         Settings.of({name: source})

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 import socket
 import struct
@@ -13,6 +12,7 @@ import struct
 import psycopg
 import pytest
 
+from tests import seeds
 from tests.security import wire as w
 from tests.waiting import wait_until
 
@@ -70,10 +70,7 @@ def attack(port: int, name: str, rng: random.Random) -> None:
 
 @pytest.mark.parametrize("attacks", [300, pytest.param(20_000, marks=pytest.mark.slow)])
 def test_the_port_lives_on(commander, database, attacks):
-    given = os.environ.get("HEADRACE_FUZZ_SEED")
-    seed = int(given) if given else random.SystemRandom().randrange(1 << 32)
-    print(f"HEADRACE_FUZZ_SEED={seed}")
-    rng = random.Random(seed)
+    rng = random.Random(seeds.chosen("HEADRACE_FUZZ_SEED"))
     name = str(psycopg.conninfo.conninfo_to_dict(database)["dbname"])
     with psycopg.connect(commander.dsn, autocommit=True) as witness:
         (pid,) = witness.execute("SELECT pg_backend_pid()").fetchone() or (0,)

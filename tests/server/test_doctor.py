@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import json
 import socket
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from headrace.server import doctor
 from headrace.server.cli import main
 from headrace.server.doctor import Finding
 from tests.security.roles import PASSWORD, role
+from tests.waiting import wait_until
 
 
 def found(settings: Settings) -> dict[str, Finding]:
@@ -105,6 +107,50 @@ def test_what_is_in_use(settings, database, tmp_path):
     assert 'belongs to database "postgres"' in told["slot"].problem.message
     long = settings.replace(data_dir=tmp_path / ("x" * 100))
     assert "too long" in found(long)["sockets"].problem.message
+
+
+def said(capsys, *words: str) -> tuple[int, dict]:
+    """Return the exit status of a report and its JSON."""
+    status = main([*words, "--json"])
+    return status, json.loads(capsys.readouterr().out)
+
+
+def test_reports_as_json(engine, commander_less, capsys):
+    source = ["--source", engine.source]
+    with psycopg.connect(engine.dsn, autocommit=True) as conn:
+        conn.execute("CALL headrace.create_view('w', 'SELECT 10 / id AS x FROM t')")
+        conn.execute("CALL headrace.wait_for('v')")
+    status, found = said(capsys, "views", *source)
+    assert status == 0
+    assert [(v["name"], v["status"]) for v in found["views"]] == [
+        ("public.v", "running"),
+        ("public.w", "running"),
+    ]
+    assert "password" not in found["source"]
+    assert main(["views", *source]) == 0
+    header, *rows = capsys.readouterr().out.splitlines()
+    assert header.split() == ["name", "status", "rows", "lag_ms", "held_by", "message"]
+    assert [row.split()[:2] for row in rows] == [["public.v", "running"], ["public.w", "running"]]
+    status, found = said(capsys, "status", *source)
+    assert status == 0
+    assert {"fact": "engine", "value": "running", "ok": True, "hint": None} in found["facts"]
+    status, found = said(capsys, "check", "--source", "host=127.0.0.1 port=1 dbname=x")
+    assert (status, found["ready"]) == (1, False)
+    [failed] = [f for f in found["findings"] if not f["ok"]]
+    assert failed["name"] == "source"
+    assert "refused" in failed["problem"]["message"]
+    with psycopg.connect(engine.dsn, autocommit=True) as conn:
+        conn.execute("INSERT INTO t VALUES (0)")
+    wait_until(lambda: main(["views", *source]) == 1, "a view that has failed is reported")
+
+
+def test_help_and_version(capsys):
+    assert main([]) == 0
+    assert "headrace COMMAND --help" in capsys.readouterr().out
+    assert main(["--version"]) == 0
+    version = capsys.readouterr().out
+    assert main(["version"]) == 0
+    assert capsys.readouterr().out == version
 
 
 def test_check_and_status_in_words(engine, commander_less, capsys):

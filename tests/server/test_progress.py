@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from headrace.server import progress
-from headrace.server.progress import Reporter, describe
+from headrace.server.progress import Reporter, describe, short
 
 
 @pytest.mark.parametrize(
@@ -28,6 +28,22 @@ from headrace.server.progress import Reporter, describe
 )  # fmt: skip
 def test_words(step, want):
     assert describe("v", step) == want
+
+
+@pytest.mark.parametrize(
+    ("step", "want"),
+    [
+        ({"phase": "reading", "rows": 250_000, "total": 1_000_000, "eta_s": 3.1},
+         "250000 of about 1000000 rows read (25 %), about 3 s left"),
+        ({"phase": "reading", "rows": 5, "total": 10}, "5 of about 10 rows read (50 %)"),
+        ({"phase": "reading", "rows": 5}, "5 rows read"),
+        ({"phase": "writing", "rows": 561, "total": 560}, "561 rows written"),
+        ({"phase": "snapshot", "rows": 0, "total": 0}, "it waits for a snapshot"),
+        ({"phase": "another"}, "another"),
+    ],
+)  # fmt: skip
+def test_few_words(step, want):
+    assert short(step) == want
 
 
 @pytest.mark.parametrize(

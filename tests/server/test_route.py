@@ -9,7 +9,7 @@ import pytest
 
 from headrace.errors import TransientError
 from headrace.postgres import connect
-from headrace.server.route import Route
+from headrace.server.route import Route, SourceServer
 from tests.failover.pair import pair as pair
 
 CLIENTS = 50
@@ -42,7 +42,7 @@ def test_the_primary_is_found_whatever_the_order(pair, asked):
         names = ",".join(map(str, ports))
         dsn = f"host=127.0.0.1,127.0.0.1 port={names} user=postgres dbname=postgres"
         found = results(Route(f"{dsn} target_session_attrs=read-write"))
-        assert set(found) == {("127.0.0.1", pair.primary.port)}
+        assert set(found) == {SourceServer("127.0.0.1", pair.primary.port, "127.0.0.1")}
     assert len(asked) == 2, "callers share an answer"
 
 

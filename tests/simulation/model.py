@@ -47,6 +47,7 @@ class ViewModel:
 class Transaction:
     """A committed transaction, as the stream carries it."""
 
+    commit_lsn: int
     end_lsn: int
     tables: frozenset[int]
     messages: list[bytes]
@@ -163,7 +164,9 @@ class History:
         at, xid = int(now * _EPOCH_US), 700 + len(self.transactions)
         first = struct.pack("!cQqI", b"B", begin, at, xid)
         last = struct.pack("!cBQQq", b"C", 0, begin, end, at)
-        self.transactions.append(Transaction(end, frozenset(touched), [first, *changes, last]))
+        self.transactions.append(
+            Transaction(begin, end, frozenset(touched), [first, *changes, last])
+        )
         self.end_lsn = end
         self._lsns.append(end)
         self._rows.append(self._shown())

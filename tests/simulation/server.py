@@ -40,7 +40,7 @@ _NOTICED_S: Final = 2.0
 """Longest time until the server notices that a client is gone."""
 _QUIET: Final = (
     *(states._SAY_KEPT, states._UNSAY_KEPT, states._END_NOTE),
-    *(states._TELL_LATE, states._END_LATE, states._TELL_WAITING, history._BEGUN),
+    *(states._TELL_LATE, states._END_LATE, states._TELL, history._BEGUN),
 )
 
 
@@ -118,6 +118,8 @@ class Server:
         self.on_commit: Callable[[Session, dict[int, Progress]], None] = lambda *_: None
         self.connections: Final[list[Connection]] = []
         self.streams: Final[list[Any]] = []
+        self._arriving: Final[list[Session]] = []
+        """Sessions of lost connections whose COMMIT is on its way, or has arrived."""
         """Running replication connections."""
         self.timeline = 1
         self.switches: Final[dict[int, int]] = {}
@@ -204,6 +206,9 @@ class Server:
         for connection in list(self.connections):
             connection.session.open = False
             self.lose(connection)
+        for session in self._arriving:
+            session.open = False  # the primary that it would reach is gone
+        self._arriving.clear()
         self._owner = None
         self._rows.clear()
         version = max((v for v in self._versions if v.lsn <= lsn), key=lambda v: v.lsn)
@@ -249,6 +254,7 @@ class Server:
         later = self.scheduler.now + chance.choice((0.0, 0.05, _NOTICED_S)) * chance.random()
         if connection.committing and chance.random() < 0.7:
             self.scheduler.note(f"COMMIT of {session.pid} arrives later")
+            self._arriving.append(session)
             self.scheduler.call_at(later, lambda: self._arrive(session))
         else:
             self.scheduler.call_at(later, lambda: self.end(session))
@@ -353,6 +359,15 @@ class Server:
     def _look(self, session: Session, values: Any, timeout_s: float) -> list[Any]:
         return [("", self.scheduler.now, self.history.end_lsn, [])]
 
+    def _catalog(self, session: Session, values: Any, timeout_s: float) -> list[Any]:
+        return [(True,)]
+
+    def _restored(self, session: Session, values: Any, timeout_s: float) -> list[Any]:
+        return [(False, True)]
+
+    def _last_epoch(self, session: Session, values: Any, timeout_s: float) -> list[Any]:
+        return [(self._epoch,)]
+
     def _begin_epoch(self, session: Session, values: Any, timeout_s: float) -> list[Any]:
         self._epoch = max(self._epoch, values["known"]) + 1
         if self._epoch in self._epochs:
@@ -421,6 +436,9 @@ def _nothing(server: Server, session: Session, values: Any, timeout_s: float) ->
 
 
 _STATEMENTS: Final[dict[str, Callable[[Server, Session, Any, float], list[Any]]]] = {
+    "to_regclass('headrace.views') IS NOT NULL": Server._catalog,
+    "IS DISTINCT FROM v.oid::text": Server._restored,
+    "SELECT value::bigint FROM headrace.meta": Server._last_epoch,
     "pg_try_advisory_lock": Server._lock,
     "SELECT l.pid, coalesce": Server._holders,
     "pg_terminate_backend": Server._terminate,

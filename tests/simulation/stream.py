@@ -37,6 +37,7 @@ class Receiver:
         start_lsn: int,
         on_keepalive: Callable[[list[bytes], int, bool], None],
         expected: Identity | None = None,
+        repeat_lsn: int | None = None,
     ) -> None:
         scheduler = self._scheduler = server.scheduler
         self._server = server
@@ -62,9 +63,11 @@ class Receiver:
                 f"the slot is at {server.confirmed}, but the engine needs {start_lsn}"
             )
             raise ContinuityLost("the slot is ahead of the engine state")
+        self.begins: Final = max(start_lsn if repeat_lsn is None else repeat_lsn, server.confirmed)
         transactions = server.history.transactions
         self._next = next(
-            (i for i, t in enumerate(transactions) if t.end_lsn > start_lsn), len(transactions)
+            (i for i, t in enumerate(transactions) if t.commit_lsn >= self.begins),
+            len(transactions),
         )
         self._described: set[int] = set()
         self._pieces: deque[bytes] = deque()
@@ -161,6 +164,9 @@ class Receiver:
         """See ``Receiver``."""
         self._woken = True
         self._poke()
+
+    def leave(self) -> None:
+        self.wake()
 
     def _poke(self) -> None:
         self._changed.notify_all()

@@ -147,6 +147,43 @@ def test_list_views_shows_each_state_of_a_cursor(conn):
     assert {state.status for state in CursorState} == set(OWNED)
 
 
+@pytest.mark.parametrize("cursor", [None, "catching_up"])
+def test_a_view_that_is_written_while_it_catches_up_stays_late(conn, cursor):
+    """Its report is older than its progress then; it counts until the cursor leads."""
+    put(conn, Status.RUNNING)
+    conn.execute(
+        "CREATE TABLE shown (); UPDATE headrace.views SET result_oid = 'shown'::regclass,"
+        " owner = current_user::regrole;"
+        "INSERT INTO headrace.progress (view_id, epoch, txid, lsn) VALUES (1, 1, 7, '0/2000');"
+        "INSERT INTO headrace.held (view_id, kind, what, since, lsn)"
+        " VALUES (1, 'behind', '', clock_timestamp() - interval '5 s', '0/1000');"
+        "INSERT INTO headrace.meta (key, value) SELECT 'worker',"
+        " pid || ' ' || extract(epoch FROM backend_start) FROM pg_stat_activity"
+        " WHERE pid = pg_backend_pid()"
+    )
+    wal = conn.execute("SELECT pg_current_wal_lsn()").fetchone()[0]
+    conn.execute(f"SET application_name = 'headrace worker {wal}'")
+    if cursor:
+        conn.execute(
+            "INSERT INTO headrace.held (view_id, kind, what, since)"
+            " VALUES (1, 'cursor', %s, clock_timestamp())",
+            (cursor,),
+        )
+    try:
+        late, covered, shown = conn.execute(
+            "SELECT lag_ms >= 5000, abs(pg_current_wal_lsn() - lag_bytes - '0/2000') < 8192, cursor"
+            " FROM headrace.view_states()"
+        ).fetchone()
+        assert (late, covered) == (bool(cursor), bool(cursor))
+        assert shown == (cursor or "leading")
+    finally:
+        conn.execute(
+            "DELETE FROM headrace.held; DELETE FROM headrace.progress;"
+            "DELETE FROM headrace.meta WHERE key = 'worker';"
+            "UPDATE headrace.views SET result_oid = NULL; DROP TABLE shown"
+        )
+
+
 def test_each_is_reached_and_none_is_the_end():
     reached, new = set(), {BORN}
     while new:

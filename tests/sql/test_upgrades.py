@@ -85,9 +85,14 @@ def test_what_tables_lack_stands_in_a_step():
         )
 
 
-VIEWS = {1: ["revenue", "large"], 2: ["groups", "several"], 3: ["groups", "several"]}
-FILLED_ANEW = {1: set(), 2: {"groups"}, 3: set()}
-KEPT = {1: (1, 1, 1, 2, 0), 2: (0, 0, 0, 2, 0), 3: (0, 0, 0, 2, 0)}
+VIEWS = {
+    1: ["revenue", "large"],
+    2: ["groups", "several"],
+    3: ["groups", "several"],
+    4: ["groups", "several"],
+}
+FILLED_ANEW = {1: set(), 2: {"groups"}, 3: set(), 4: set()}
+KEPT = {1: (1, 1, 1, 2, 0), 2: (0, 0, 0, 2, 0), 3: (0, 0, 0, 2, 0), 4: (0, 0, 0, 2, 0)}
 """By catalog: rows of history, points, feeds and progress; views without a time."""
 
 

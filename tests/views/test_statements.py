@@ -14,6 +14,7 @@ from psycopg.conninfo import make_conninfo
 from headrace.embedded.engine import EmbeddedEngine
 from headrace.embedded.postgres import EmbeddedPostgres
 from headrace.views.statements import STATEMENTS_MAX
+from tests.engines import Engine
 from tests.security.roles import PASSWORD, role
 
 VERSION = 15
@@ -48,7 +49,7 @@ def engine(tmp_path_factory) -> Iterator[EmbeddedEngine]:
                 "INSERT INTO sales SELECT i, i % 50, 'kind ' || i % 7, i % 1000"
                 " FROM generate_series(1, 20000) i; ANALYZE sales"
             )
-        one = EmbeddedEngine(source, tmp_path_factory.mktemp("engine") / "data")
+        one = Engine(source, tmp_path_factory.mktemp("engine") / "data")
         one.start()
         yield one
         one.kill9()

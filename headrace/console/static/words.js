@@ -120,7 +120,7 @@ export function remedies(view) {
     out.push(["SELECT pid, query FROM pg_stat_activity WHERE pid = …;", "shows the session that locks the table (its process is named above)"]);
   }
   if (view.status === "running") {
-    out.push([`SELECT * FROM headrace.verify_view(${name});`, "compares it with its query, in Postgres"]);
+    out.push([`SELECT * FROM headrace.verify_view(${name});`, "compares it with its query"]);
     out.push([call("pause_view"), "stops its updates, until resume_view"]);
   }
   out.push([`SELECT * FROM headrace.lag_history(${name});`, "shows its lag over the last week"]);

@@ -31,6 +31,7 @@ _IDLE_S: Final = 0.1
 """Seconds for which the transaction stays open after a text was analysed."""
 _CANCEL_S: Final = 5.0
 _LOCK_TIMEOUT: Final = "SET LOCAL lock_timeout = 1000"
+_LOCK_TIMEOUT_BESIDE: Final = "SET LOCAL lock_timeout = 100"
 LOCKED: Final = "55P03"
 """SQLSTATE lock_not_available."""
 
@@ -51,11 +52,16 @@ class Analysis:
         self._used = 0.0
 
     def __enter__(self) -> Self:
-        """Connect."""
+        """Connect; ``like`` is in a transaction.
+
+        From then on ``like`` waits for no lock for long (``LOCKED``), as functions such as
+        ``pg_get_expr`` do: the lock's holder may itself wait for the other connection.
+        """
         self._settings = session.given_settings(self._like, self._given)
         if session.has_xid(self._like):
             self._conn = self._like
         else:
+            self._like.execute(_LOCK_TIMEOUT_BESIDE)
             self._conn = self._lent.enter_context(reuse.beside(self._like, limits.wanted))
         return self
 
@@ -65,7 +71,8 @@ class Analysis:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Roll back and disconnect; nothing is left in the database."""
+        """Roll back and disconnect; nothing is left in the database.  It may be entered again."""
+        self._open = False
         if self._own:
             with suppress(psycopg.Error):
                 self.conn.rollback()

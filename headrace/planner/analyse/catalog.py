@@ -7,7 +7,7 @@ up later (element types, I/O functions) are fetched one by one and cached.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final
 
 from headrace import types as t
 from headrace.expressions.signature import TypeRef
@@ -41,6 +41,7 @@ SELECT pg_catalog.current_setting('default_text_search_config')::regconfig::oid:
  WHERE EXISTS (SELECT FROM pg_catalog.pg_proc p WHERE p.oid = ANY (%s::oid[])
    AND p.oid < 16384 AND p.proname ~ '(^ts_headline|to_ts(query|vector))$'
    AND NOT 3734 = ANY (p.proargtypes::oid[]))"""
+_NOW: Final = "SELECT pg_catalog.date_part('epoch', pg_catalog.clock_timestamp())"
 
 
 def _numbers(node: Node, fields: frozenset[str]) -> list[int]:
@@ -98,6 +99,11 @@ class Catalog:
         )
         found = self._conn.execute(_DEFAULT_CONFIG, (list(functions),)).fetchall()
         self.others.update(("pg_ts_config", row[0]) for row in found)
+
+    def now(self) -> float:
+        """Return the server's Unix time in seconds."""
+        row: Any = self._conn.execute(_NOW).fetchone()
+        return float(row[0])
 
     def _refer(self, node: Node) -> None:
         """Record the object to which a constant of an OID alias type (regconfig, …) refers."""

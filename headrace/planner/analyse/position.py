@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 
 from headrace.postgres.tokens import STRINGS, Token, Unreadable, scan, value
@@ -33,7 +34,8 @@ class Text:
     def literals(self) -> list[tuple[int, str, bool]]:
         """Return (1-based position, value, certain) of every string literal.
 
-        A value with escapes, or a text that cannot be read, is not certain.
+        A value with escapes that only Postgres can decode, or a text that cannot be read, is not
+        certain.
         """
         if not self._tokens:
             return [(1, self._query, False)]
@@ -44,7 +46,7 @@ class Text:
         ]
 
     def _value(self, token: Token) -> tuple[str, bool]:
-        source = self._query[token.start : token.end]
-        if token.kind not in ("plain", "escape", "dollar") or "\\" in source:
-            return source, False
-        return value(self._query, token), True
+        if token.kind in ("plain", "escape", "dollar"):
+            with contextlib.suppress(Unreadable):
+                return value(self._query, token), True
+        return self._query[token.start : token.end], False

@@ -103,14 +103,11 @@ class BoundQuery:
 @contextmanager
 def binding(conn: Connection, caller: str | None, settings: dict[str, str]) -> Iterator[None]:
     """Run a transaction as ``caller`` with its settings; it is always rolled back."""
-    try:
-        with conn.transaction(force_rollback=True):
-            if caller is not None:
-                acting.become(conn, caller)
-            adopt(conn, settings)
-            yield
-    except psycopg.Error as error:
-        raise to_error(error) from error
+    with reading(conn):
+        if caller is not None:
+            acting.become(conn, caller)
+        adopt(conn, settings)
+        yield
 
 
 @contextmanager

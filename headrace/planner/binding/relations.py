@@ -21,6 +21,8 @@ from headrace.planner.analyse.catalog import Catalog
 from headrace.planner.analyse.nodetree import Node as Tree
 from headrace.planner.analyse.nodetree import read_node
 from headrace.planner.analyse.pg_functions import Function
+from headrace.planner.analyse.policies import RowSecurity
+from headrace.planner.analyse.policies import load as load_policies
 from headrace.planner.analyse.tables import (
     Table,
     TableColumn,
@@ -29,8 +31,17 @@ from headrace.planner.analyse.tables import (
     load_table,
     refuse_system,
 )
-from headrace.planner.logical.nodes import Col, Node, ProjectNode, ScanNode, UnionNode, ValuesNode
+from headrace.planner.logical.nodes import (
+    Col,
+    FilterNode,
+    Node,
+    ProjectNode,
+    ScanNode,
+    UnionNode,
+    ValuesNode,
+)
 from headrace.planner.logical.scalar import Expr, Ref
+from headrace.planner.logical.secured import predicate
 from headrace.planner.request import TableRef
 from headrace.planner.scalars.lower import Lowering
 from headrace.planner.scalars.scope import Scope
@@ -40,6 +51,8 @@ SELECTED: Final = "headrace_selected"
 """Field of a range-table entry: numbers of the columns that the query names, 0 for all."""
 IS_VIEW: Final = "headrace_is_view"
 """Field of a range-table entry: its subquery is the query of a view."""
+SECURED: Final = "headrace_secured"
+"""Field of a range-table entry: policies of the table select from its rows for each reader."""
 FUNCTION_FIELDS: Final = ("funcid", "opfuncid", "aggfnoid", "winfnoid")
 """Fields in which nodes of a tree refer to a function."""
 _LOCATIONS: Final = ("location", "stmt_location")
@@ -91,6 +104,8 @@ class Relations:
         """Names of Headrace views whose queries are not inlined, by the OID of their tables."""
         self.texts: list[str] = []
         """SQL of generated columns, with constants written out."""
+        self.secured: dict[int, RowSecurity] = {}
+        """The row security of tables that some entry reads under it, by OID."""
         self.generated: set[tuple[int, int]] = set()
         """(table, attnum) of the generated columns that are computed."""
 
@@ -141,6 +156,11 @@ class Relations:
                 self._generated[oid][number] = found
         return self._tables[oid]
 
+    def secure(self, oid: int) -> None:
+        """Load the row security of a table."""
+        if oid not in self.secured:
+            self.secured[oid] = load_policies(self._conn, self._catalog, oid)
+
     def require_own_rights(self) -> None:
         """Refuse tables that the engine's own role may not read."""
         for table in self._tables.values():
@@ -149,10 +169,16 @@ class Relations:
     def _require_own_right(self, table: Table) -> None:
         row = self._conn.execute(
             "SELECT has_table_privilege(%s::oid, 'SELECT')"
-            " AND has_schema_privilege(%s, 'USAGE'), current_user",
-            (table.oid, table.schema),
+            " AND has_schema_privilege(%s, 'USAGE'), current_user, row_security_active(%s::oid)",
+            (table.oid, table.schema, table.oid),
         ).fetchone()
         assert row is not None, "functions give a row"
+        if row[2]:
+            engine = sql.Identifier(row[1]).as_string(self._conn)
+            raise PrerequisiteError(
+                f'row security of table "{table.name}" hides rows from Headrace',
+                hint=f"Run as a superuser: ALTER ROLE {engine} BYPASSRLS;",
+            )
         if not row[0]:
             grant = sql.SQL("GRANT USAGE ON SCHEMA {} TO {}; GRANT SELECT ON {} TO {};")
             role = sql.Identifier(row[1])
@@ -173,8 +199,26 @@ class Relations:
         ``column(name, expr, qualifier)`` makes a column with a new id.  A generated column that
         cannot be computed is omitted; ``refuse`` raises the reason if the query reads it.
         """
+        if not entry.flag(SECURED):
+            return self._rows(lowering, column, entry, alias, set(entry.numbers(SELECTED)))
+        security = self.secured[entry.number("relid")]
+        selected = {*entry.numbers(SELECTED), *security.columns}
+        node, refs = self._rows(lowering, column, entry, alias, selected)
+        for number in security.columns:
+            if number not in refs:
+                self.refuse(entry, number)
+        return FilterNode(node, (predicate(security, refs),)), refs
+
+    def _rows(
+        self,
+        lowering: Lowering,
+        column: Callable[[str, Expr, str], Col],
+        entry: Tree,
+        alias: str,
+        selected: set[int],
+    ) -> tuple[Node, dict[int, Expr]]:
+        """Return what ``scan`` does, without row security; ``selected``: columns to compute."""
         source = self._sources[entry.number("relid"), entry.flag("inh")]
-        selected = set(entry.numbers(SELECTED))
         wanted = [
             c for c in source.columns if not c.generated or 0 in selected or c.attnum in selected
         ]

@@ -7,12 +7,18 @@ Headrace view is replaced by the query of that view: both then follow the base t
 consistent at the same transactions.
 
 *Rights* are those that Postgres would check.  The relations that a view names are read as its
-owner, or as the caller if the view is ``security_invoker``.  Row security is checked for the role
-that reads the relation.
+owner, or as the caller if the view is ``security_invoker``.
+
+*Row security.*  If no policy applies to the role that reads a table, that must stay so (right
+``open``).  Else the view's table gets the policies (``passes.row_security``), if it is the caller
+that reads the table: then each role that reads the result would read the table as itself.
 """
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any, Final
 
 import psycopg
@@ -27,7 +33,7 @@ from headrace.errors import (
     UserError,
 )
 from headrace.planner import limits
-from headrace.planner.analyse import session
+from headrace.planner.analyse import policies, session
 from headrace.planner.analyse.analysis import Analysis
 from headrace.planner.analyse.catalog import Catalog
 from headrace.planner.analyse.check import RELATION, SUBQUERY
@@ -38,6 +44,7 @@ from headrace.planner.analyse.tables import refuse_system
 from headrace.planner.binding.relations import (
     FUNCTION_FIELDS,
     IS_VIEW,
+    SECURED,
     SELECTED,
     Relations,
     functions_of,
@@ -78,6 +85,37 @@ SELECT has_table_privilege(%(r)s::name, %(t)s::oid, 'SELECT') OR CASE
   FROM pg_class c, pg_roles r WHERE c.oid = %(t)s::oid AND r.rolname = %(r)s::name"""
 
 
+@dataclass(frozen=True, slots=True)
+class _Reader:
+    """With whose rights a tree is read."""
+
+    role: str
+    """The role that must be allowed to read its relations."""
+    caller: str
+    """The role that calls its functions."""
+    named: bool = True
+    """Whether names in the text of the tree are looked up with the rights of ``role``."""
+    each: bool = True
+    """Whether another role that ran the query would be the caller."""
+    defined: bool = False
+    """Whether it is a view's owner who reads the relations."""
+
+    @property
+    def direct(self) -> bool:
+        """Whether another role that ran the query would read the relations as itself."""
+        return self.each and not self.defined
+
+    def in_view(self, owner: str | None) -> _Reader:
+        """Return the reader of a view's query; None: the view is ``security_invoker``."""
+        if owner is None:
+            return _Reader(self.caller, self.caller, named=False, each=self.each)
+        return _Reader(owner, self.caller, named=False, each=self.each, defined=True)
+
+    def as_caller(self) -> _Reader:
+        """Return the reader of the query of a function that is called."""
+        return _Reader(self.caller, self.caller, each=self.each)
+
+
 class Sources:
     """The relations, views and functions that one query reads."""
 
@@ -104,7 +142,7 @@ class Sources:
         self._settings = settings
         self._query: Tree | None = None
         self._caller = ""
-        self._expanded: dict[tuple[int, str, str], Tree] = {}
+        self._expanded: dict[tuple[int, str, str, bool], Tree] = {}
         self._allowed: dict[tuple[str, int, tuple[int, ...]], Any] = {}
         self._views: dict[int, Any] = {}
         self._roles: dict[str, Any] = {}
@@ -150,19 +188,19 @@ class Sources:
             row: Any = self._conn.execute("SELECT current_user").fetchone()
             caller = str(row[0])
         self._query, self._caller = bound.tree, caller
-        self._expand(bound.tree, bound.oid, caller, caller, named=True)
+        self._expand(bound.tree, bound.oid, _Reader(caller, caller))
         for oid, inherits in sorted(self.relations):
             self.tables.load(oid, inherits=inherits)
         self.tables.require_own_rights()
         self.texts += self.tables.texts
 
-    def _expand(self, tree: Tree, own: int, reader: str, caller: str, *, named: bool) -> None:
-        """Inline the views in ``tree``, which is read with the rights of ``reader``.
+    def _expand(self, tree: Tree, own: int, reader: _Reader) -> None:
+        """Inline the views in ``tree``, which is read by ``reader``.
 
         ``own`` is the view that the tree belongs to: Postgres 15 and older refer to it in the
-        tree.  ``named``: names in the text of the tree are looked up with the rights of ``reader``.
+        tree.
         """
-        self._need_functions(tree, caller)
+        self._need_functions(tree, reader.caller)
         for query in [node for node in tree.walk() if node.kind == "QUERY"]:
             infos = query.nodes("rteperminfos")
             for entry in query.nodes("rtable"):
@@ -177,10 +215,10 @@ class Sources:
                 entry.fields[SELECTED] = [str(column) for column in columns]
                 if tree is self._query:
                     self.named[oid] = self.named.get(oid, 0) + 1
-                self._name(entry, oid, columns, reader, caller, named=named)
-        self._put_functions(tree, caller)
+                self._name(entry, oid, columns, reader)
+        self._put_functions(tree, reader)
 
-    def _put_functions(self, tree: Tree, caller: str) -> None:
+    def _put_functions(self, tree: Tree, reader: _Reader) -> None:
         """Inline functions that read tables, inner calls first.
 
         Their queries run with the rights of the caller.  A call that remains is refused later.
@@ -204,7 +242,7 @@ class Sources:
                 continue
             query, routine = found
             self._inside.append(function.oid)
-            self._expand(placeless(query), 0, caller, caller, named=True)
+            self._expand(placeless(query), 0, reader.as_caller())
             self._inside.pop()
             self.texts.append(routine.printed)
             if rows:
@@ -230,19 +268,17 @@ class Sources:
         through = self._through[-1][0] if self._through else 0
         self.rights.add((kind, role, oid, columns, through))
 
-    def _name(
-        self, entry: Tree, oid: int, columns: list[int], reader: str, caller: str, *, named: bool
-    ) -> None:
+    def _name(self, entry: Tree, oid: int, columns: list[int], reader: _Reader) -> None:
         limits.check()
-        key = (reader, oid, tuple(columns))
+        key = (reader.role, oid, tuple(columns))
         if key not in self._allowed:
-            asked = {"r": reader, "t": oid, "c": columns}
+            asked = {"r": reader.role, "t": oid, "c": columns}
             self._allowed[key] = self._conn.execute(_RIGHTS, asked).fetchone()
         row = self._allowed[key]
         if row is None:
-            raise _dropped(f'role "{reader}", or a relation that it reads,')
+            raise _dropped(f'role "{reader.role}", or a relation that it reads,')
         allowed, name, kind, role, schema, secured = row
-        if self._through and (secured or not allowed):
+        if self._through and not allowed:
             raise UnsupportedError(
                 f"view {self._through[-1][1]} cannot be read: its owner may no longer read its"
                 f" tables"
@@ -251,10 +287,10 @@ class Sources:
             what = "view" if kind == "v" else "table"
             raise PrivilegeError(f"permission denied for {what} {name}")
         self._need("select", role, oid, *sorted(columns))
-        if named:
+        if reader.named:
             self._need("usage", role, schema)
         if kind == "v":
-            self._replace(entry, self._view(oid, reader, caller))
+            self._replace(entry, self._view(oid, reader))
             return
         result = self._result(oid)
         if result is not None and oid == self._over:
@@ -263,17 +299,36 @@ class Sources:
             self.relations.add((oid, False))
             return
         if result is not None:
-            self._replace(entry, self._result_tree(oid, result))
+            self._replace(entry, self._result_tree(oid, result, direct=reader.direct))
             return
-        if secured:
-            raise UnsupportedError(
-                f'row security of table "{name}" is not supported',
-                detail=f'A policy applies to role "{reader}".',
-                hint="Create the view as a role to which no policy applies, such as the table's"
-                " owner.",
+        if secured and not reader.direct:
+            raise policies.refusal(
+                name,
+                f'It is read through a view with the rights of role "{reader.role}", to which'
+                " policies apply.",
+                "Let the view be security_invoker, or belong to a role to which no policy applies.",
             )
-        self._need("open", role, oid)
+        if secured:
+            entry.fields[SECURED] = "true"
+            with self.discreet():
+                self.tables.secure(oid)
+        else:
+            self._need("open", role, oid)
         self.relations.add((oid, entry.flag("inh")))
+
+    @contextlib.contextmanager
+    def discreet(self) -> Iterator[None]:
+        """Leave the names of tables out of a refusal if the caller may not see the query."""
+        try:
+            yield
+        except policies.RowSecurityRefused as error:
+            if not self.private:
+                raise
+            names = ", ".join(sorted(self.private))
+            raise UnsupportedError(
+                f"row security of the tables of view {names} cannot be carried over to the view",
+                hint=error.hint,
+            ) from error
 
     def _replace(self, entry: Tree, tree: Tree) -> None:
         entry.fields["rtekind"] = str(SUBQUERY)
@@ -281,7 +336,7 @@ class Sources:
         entry.fields[IS_VIEW] = "true"
         del entry.fields["relid"]
 
-    def _view(self, oid: int, reader: str, caller: str) -> Tree:
+    def _view(self, oid: int, reader: _Reader) -> Tree:
         if oid not in self._views:
             given = {"oid": oid, "most": limits.tree_chars()}
             self._views[oid] = self._conn.execute(_VIEW, given).fetchone()
@@ -290,13 +345,14 @@ class Sources:
             raise _dropped("a view")
         schema, name, owner, action, text, invoker = found
         refuse_system(oid, schema, name, None)
-        key = (oid, caller if invoker else owner, caller)
+        within = reader.in_view(None if invoker else owner)
+        key = (oid, within.role, within.caller, within.direct)
         if key not in self._expanded:
             [tree] = read_nodes(action)
             self.texts.append(text)
             self.views[oid] = _quoted(schema, name)
             self._expanded[key] = placeless(tree)
-            self._expand(tree, oid, key[1], caller, named=False)
+            self._expand(tree, oid, within)
         return self._expanded[key]
 
     def _result(self, oid: int) -> ReadView | None:
@@ -306,7 +362,7 @@ class Sources:
             self._known_results[oid] = results.read(self._conn, oid) if there else None
         return self._known_results[oid]
 
-    def _result_tree(self, oid: int, result: ReadView) -> Tree:
+    def _result_tree(self, oid: int, result: ReadView, *, direct: bool) -> Tree:
         """Return the query of a Headrace view; it runs entirely with its owner's rights."""
         name = result.name
         if result.owner is None:
@@ -314,7 +370,7 @@ class Sources:
                 f"view {name} cannot be read: the role that owned it was dropped",
                 hint=f"CALL headrace.set_owner('{name}', role) gives it a new owner.",
             )
-        key = (oid, result.owner, result.owner)
+        key = (oid, result.owner, result.owner, direct)
         if key in self._expanded:
             return self._expanded[key]
         if result.status not in (Status.RUNNING, Status.PAUSED):
@@ -349,7 +405,7 @@ class Sources:
             self.private.add(name)
         self._expanded[key] = placeless(bound.tree)
         self._through.append((oid, name))
-        self._expand(bound.tree, bound.oid, result.owner, result.owner, named=True)
+        self._expand(bound.tree, bound.oid, _Reader(result.owner, result.owner, each=direct))
         self._through.pop()
         self._check_settings(result, bound.tree)
         return bound.tree
@@ -414,6 +470,8 @@ def describe(sources: Sources) -> str:
     lines = [f"Table {line}" for line in lines]
     lines += [f"View {name}" for name in sorted(sources.views.values())]
     lines += [f"View of Headrace {name}" for name in sorted({**sources.results, **fed}.values())]
+    secured = sources.tables.secured.values()
+    lines += sorted(f"Row security of {found.schema}.{found.table}" for found in secured)
     return "\n".join(lines)
 
 

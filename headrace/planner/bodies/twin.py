@@ -217,6 +217,7 @@ class Twins:
             Text(text, standard_strings=True),
             lambda _: None,
             lambda oid: functions.reads_clock(self._catalog, oid),
+            self._catalog.now,
         )
         for node in tree.walk():
             oid = node.number("consttype") if node.kind == "CONST" else 0

@@ -24,6 +24,7 @@ from headrace.runtime import positions
 from headrace.sql.nodes import MAIN
 from headrace.state.rocks import RocksDatabase
 from tests.compared import differs
+from tests.engines import Engine
 from tests.faults.helpers import WORKER, slot, wal_end
 from tests.faults.matrix import load
 from tests.proxy import Proxy
@@ -160,7 +161,7 @@ class World:
         }
         if self.ahead:
             env["HEADRACE_BUFFER_BYTES_MAX"] = "400"
-        return EmbeddedEngine(source, self.folder / "engine", env=env)
+        return Engine(source, self.folder / "engine", env=env)
 
     def _mount(self) -> None:
         disk = self.folder / "engine"

@@ -1,0 +1,66 @@
+"""Row security of result tables: the policies of the tables that a view reads.
+
+A view's plan has conditions (``SinkSpec.conditions``).  Each becomes a restrictive policy for all
+roles, named after its text, beside one permissive policy that lets every row through.  So a role
+sees the rows for which all conditions are true.  Headrace owns the table, and writes all its rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import psycopg
+from psycopg import sql
+
+from headrace.sink import table
+
+Connection = psycopg.Connection[Any]
+
+_FOUND: Final = """
+SELECT c.relrowsecurity, ARRAY(SELECT p.polname::text FROM pg_catalog.pg_policy p
+                                WHERE p.polrelid = c.oid ORDER BY 1)
+  FROM pg_catalog.pg_class c WHERE c.oid = %s"""
+
+
+def put(conn: Connection, name: sql.Identifier, oid: int, conditions: Sequence[str]) -> None:
+    """Give a table (its name and OID) the row security of its view, in the caller's transaction.
+
+    Readers wait for that transaction if anything must change.
+    REQUIRES: ``search_path = pg_catalog``, and all policies of the table are Headrace's.
+
+    Raises:
+        LockNotAvailable: readers hold the table.
+    """
+    wanted = table.policy_names(conditions)
+    row = conn.execute(_FOUND, (oid,)).fetchone()
+    assert row is not None, "the table is locked or new"
+    enabled, found = bool(row[0]), set(row[1])
+    for policy in sorted(found - wanted.keys()):
+        _drop(conn, name, policy)
+    for policy, condition in wanted.items():
+        if policy in found:
+            continue
+        kind = sql.SQL("PERMISSIVE" if policy == table.EVERY_ROW else "RESTRICTIVE")
+        conn.execute(
+            sql.SQL("CREATE POLICY {} ON {} AS {} FOR SELECT USING ({})").format(
+                sql.Identifier(policy), name, kind, sql.SQL(condition)
+            )
+        )
+    if enabled != bool(wanted):
+        how = sql.SQL("ENABLE" if wanted else "DISABLE")
+        conn.execute(sql.SQL("ALTER TABLE {} {} ROW LEVEL SECURITY").format(name, how))
+
+
+def release_columns(conn: Connection, name: sql.Identifier, oid: int) -> None:
+    """Remove the row security of a table, whose columns may then be changed.
+
+    Until ``put``, in the same transaction, every reader waits.
+    """
+    row = conn.execute(_FOUND, (oid,)).fetchone()
+    if row is not None and row[1]:
+        put(conn, name, oid, ())
+
+
+def _drop(conn: Connection, name: sql.Identifier, policy: str) -> None:
+    conn.execute(sql.SQL("DROP POLICY {} ON {}").format(sql.Identifier(policy), name))

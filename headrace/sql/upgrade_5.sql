@@ -1,0 +1,3 @@
+-- To catalog 5.  The progress of populations is in rows of headrace.held, of another kind.  Nothing in there is kept for
+-- long.
+DROP TABLE IF EXISTS headrace.held;

@@ -1,0 +1,61 @@
+"""Row security of a result table: made from conditions, and checked."""
+
+# ruff: noqa: F811
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from headrace.errors import SinkTableError
+from headrace.sink import policies, table
+from tests.sink.test_writer import conn, make  # noqa: F401
+
+ONE, TWO = ("a < 5",), ("a < 5", "a <> 2")
+
+
+def put(conn, target):
+    policies.put(conn, target.identifier, target.oid, target.conditions)
+
+
+def seen(conn):
+    """Return what a role without rights of its own sees."""
+    with conn.transaction(force_rollback=True):
+        conn.execute("CREATE ROLE e_seer; GRANT SELECT ON public.r TO e_seer")
+        conn.execute("SET LOCAL ROLE e_seer; SET LOCAL row_security = on")
+        return [row[0] for row in conn.execute("SELECT a FROM public.r ORDER BY a")]
+
+
+def test_the_rows_for_which_all_conditions_are_true_are_seen(conn):
+    target = make(conn, {"a": "integer"})
+    conn.execute("INSERT INTO public.r VALUES (1), (2), (7), (NULL)")
+    for conditions, wanted in (((), [1, 2, 7, None]), (ONE, [1, 2]), (TWO, [1]), (ONE, [1, 2])):
+        target = replace(target, conditions=conditions)
+        for _ in range(2):
+            put(conn, target)
+            table.check(conn, target)
+            assert seen(conn) == wanted
+    put(conn, replace(target, conditions=()))
+    assert conn.execute(
+        "SELECT count(*) FROM pg_policy WHERE polrelid = 'public.r'::regclass"
+    ).fetchone() == (0,)
+    policies.release_columns(conn, target.identifier, target.oid)
+
+
+@pytest.mark.parametrize(
+    ("harm", "word"),
+    [
+        ("ALTER TABLE public.r DISABLE ROW LEVEL SECURITY", "lost its row-level"),
+        ("ALTER TABLE public.r FORCE ROW LEVEL SECURITY", "row-level"),
+        ("CREATE POLICY mine ON public.r USING (true)", "other policies"),
+        ("DROP POLICY headrace_rows ON public.r", "other policies"),
+    ],
+)
+def test_an_alteration_is_found(conn, harm, word):
+    target = replace(make(conn, {"a": "integer"}), conditions=ONE)
+    put(conn, target)
+    conn.execute(harm)
+    with pytest.raises(SinkTableError, match=word):
+        table.check(conn, target)
+    with pytest.raises(SinkTableError, match=r"row-level|other policies"):
+        table.check(conn, replace(target, conditions=()))
