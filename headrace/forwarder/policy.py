@@ -31,6 +31,8 @@ _COALESCED_REMOTE_BYTES: Final = 1 << 18
 """The same if it goes to another worker, whose link may be slow."""
 COALESCED_TXIDS: Final = 1_000
 """Maximum number of txids of a coalesced batch."""
+_FEWER: Final = 8
+"""Factor by which a coalesced batch that exceeded a limit shrinks."""
 _COALESCED_S: Final = 0.5
 """Longest time that a coalesced batch should take."""
 _REMEMBERED: Final = 0.9
@@ -190,6 +192,10 @@ class CoalescedSize:
         most = min(2 * self.txids, COALESCED_TXIDS)
         wanted = most if time_s >= most * each_s else max(int(time_s / each_s), 1)
         return CoalescedSize(wanted, fixed_s, each_s, sums)
+
+    def after_excess(self, txids: int) -> CoalescedSize:
+        """Return the size after a batch of ``txids`` exceeded a limit of one transaction."""
+        return CoalescedSize(max(txids // _FEWER, 1))
 
 
 def slow_group(seconds: Mapping[str, float], limit_s: float) -> str | None:

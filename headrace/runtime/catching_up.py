@@ -417,6 +417,7 @@ class CatchingUp:
         for unit in coalesced.units if len(coalesced.steps) == 1 else ():
             unit.coalesced = unit.coalesced.took(coalesced.last - coalesced.first + 1, worked_s)
         for outcome, batch in done:
+            coalesced.take_fewer(outcome)
             self._lateness.processed(outcome, worked_s / len(done), coalesced.views)
             if worked_s >= self._state.settings.slow_batch_ms / 1000:
                 # A group whose coalesced batch was slow stays longer.

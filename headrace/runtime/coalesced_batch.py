@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from headrace import clock
-from headrace.errors import HeadraceError
+from headrace.errors import HeadraceError, LimitExceeded, SessionsTerminated
 from headrace.forwarder.batcher import Batch
 from headrace.runtime.batches import Outcome, Processor
 from headrace.runtime.columns import Types
@@ -69,3 +69,18 @@ class CoalescedBatch:
             if outcome.failed or clock.monotonic() - self.begun > _TURN_S:
                 break
         return done
+
+    def take_fewer(self, outcome: Outcome) -> None:
+        """Let views that exceeded a limit in a step of several txids go back, and take fewer.
+
+        The limits are those of one transaction.  They are no longer among those that failed.
+        """
+        txids = outcome.frames.txid - self.first + 1
+        for view in self.views if txids > 1 else ():
+            error = outcome.failed.get(view.id)
+            if not isinstance(error, LimitExceeded) or isinstance(error, SessionsTerminated):
+                continue
+            if outcome.failed.keys().isdisjoint(view.feeds.values()):
+                del outcome.failed[view.id]
+                view.reset()
+                view.coalesced = view.coalesced.after_excess(txids)
