@@ -15,6 +15,7 @@ from psycopg import sql
 
 from headrace.config import Settings
 from headrace.errors import PrerequisiteError, UndefinedError, UnsupportedError
+from headrace.kernels.pgoutput import Commit
 from headrace.postgres import publication, timeline
 from headrace.postgres import slot as setup
 from headrace.postgres.connect import Connection, for_job
@@ -149,6 +150,11 @@ def prepare(conn: Connection, settings: Settings, slot: str, tables: Sequence[Re
     state = setup.ensure(conn, own, _no_views)
     publication.add_tables(conn, own, [table.oid for table in tables], _no_views)
     return state.confirmed
+
+
+def no_commit(start: Lsn) -> bytes:
+    """Return what stands for the last transaction if none after ``start`` was replicated."""
+    return Commit(0, start, 0).encode()
 
 
 def published(conn: Connection, slot: str) -> str:

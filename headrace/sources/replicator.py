@@ -6,6 +6,10 @@ Transactions of the source are written whole and in order; waiting ones share a 
 One commit covers the emitted messages and the position, and only then may the source discard the
 WAL before that position.  So each change arrives exactly once, whichever process is killed.
 
+A stream begins at the last transaction that was replicated.  A source that does not send it again
+was restored (``forwarder/last_commit.py``).  Before that is known, no position is confirmed to it,
+and later none that it has not reached.
+
 During a snapshot of the source (``population/elsewhere.py``) transactions committed at or after
 ``hold`` wait, for any time; meanwhile the replicator keeps answering the source's server.
 """
@@ -24,9 +28,9 @@ import structlog
 from headrace import clock
 from headrace.config import Settings
 from headrace.errors import ContinuityLost, FencedError, HeadraceError, TransientError
-from headrace.forwarder import carried
+from headrace.forwarder import carried, last_commit
 from headrace.forwarder.receiver import Origin, Receiver
-from headrace.kernels.pgoutput import read_begin, read_commit
+from headrace.kernels.pgoutput import Commit, read_begin, read_commit
 from headrace.postgres import failures, timeline
 from headrace.postgres import identity as replica_identity
 from headrace.postgres.connect import connect
@@ -149,6 +153,11 @@ class _Session:
         self._name = row.name
         self._stopping = stopping
         self._position = parse_lsn(row.position)
+        last = None if row.last_commit is None else read_commit(row.last_commit)
+        self._covered = self._position if last is None else Lsn(last.end_lsn)
+        """Transactions that committed before it were replicated by an earlier session."""
+        self._last: Commit | None = None
+        """Last transaction that this session has replicated."""
         stand_ins = origins.stand_ins(main, row.name)
         names = _names(main, [s.table_oid for s in stand_ins])
         self._tables = {
@@ -177,11 +186,22 @@ class _Session:
         try:
             self._check()
             self._receiver = Receiver(
-                origin, self._ordinary, self._position, self._on_keepalive, identity
+                origin,
+                self._ordinary,
+                self._position,
+                self._on_keepalive,
+                identity,
+                self._covered if last is None else last.commit_lsn or last.end_lsn,
             )
         except BaseException:
             self._ordinary.close()
             raise
+        begins = Lsn(self._receiver.begins)
+        # The slot of a source that goes back further was confirmed in this history.
+        self._expected = last if last and begins <= last.commit_lsn else None
+        """Transaction that the source must send again."""
+        self._sent = begins
+        """LSN up to which this source is known to have written."""
         self._inside = self._late = False
         """Whether a transaction of the source is open, and whether it was replicated before."""
         self._alive = Lsn(0)
@@ -252,7 +272,7 @@ class _Session:
             pause = pause if urgent else _ASK_S_MIN
             every = pause if urgent else _FEEDBACK_S
             if now - last_feedback >= every:
-                receiver.feedback(self._confirmation.of(self._position), ask=True)
+                self._confirm(ask=True)
                 last_feedback, pause = now, min(2 * pause, _ASK_S_MAX)
             if now - checked >= _FEEDBACK_S:
                 self._check()
@@ -288,24 +308,44 @@ class _Session:
                     self._change(message)
             elif kind == _B:
                 final = Lsn(read_begin(message).final_lsn)
-                self._inside, self._late = True, final < self._position
+                self._inside, self._late = True, final < self._covered
                 if not self._late:
                     self._begin(final)
             elif kind == _C:
-                if not self._late:
-                    self._end = Lsn(read_commit(message).end_lsn)
-                self._inside = self._late = False
+                self._end_transaction(read_commit(message))
             elif kind == _R:
                 self._describe(message)
             elif kind == _T and not self._late:
                 self._truncate(message)
 
+    def _end_transaction(self, commit: Commit) -> None:
+        """Note the end of a transaction of the source.
+
+        Raises:
+            ContinuityLost: the source does not have the transaction that it must send again.
+        """
+        if self._expected is not None and last_commit.repeats(self._expected, commit):
+            self._expected = None
+        self._sent = max(self._sent, Lsn(commit.end_lsn))
+        if not self._late:
+            self._last = commit
+            self._end = max(self._end, Lsn(commit.end_lsn))
+        self._inside = self._late = False
+
     def _on_keepalive(self, before: list[bytes], lsn: int, ask: bool) -> None:
         self._take(before)
         if not self._inside:
+            if self._expected is not None and self._expected.end_lsn <= lsn:
+                raise last_commit.missing(self._expected)
             self._alive = Lsn(lsn)
+            self._sent = max(self._sent, self._alive)
         if ask:
-            self._receiver.feedback(self._confirmation.of(self._position), ask=False)
+            self._confirm(ask=False)
+
+    def _confirm(self, *, ask: bool) -> None:
+        """Confirm what the main database has; ``ask`` the server for its position."""
+        lsn = min(self._confirmation.of(self._position), self._sent)
+        self._receiver.feedback(Lsn(0) if self._expected is not None else lsn, ask=ask)
 
     def _describe(self, message: bytes) -> None:
         (oid,) = _OID.unpack_from(message, 1)
@@ -365,7 +405,7 @@ class _Session:
         """Open a transaction that may include changes committed at ``final``; wait for holds."""
         asked = self._locked()
         while asked.hold is not None and final >= asked.hold:
-            if self._end > self._position:
+            if self._end > self._position or self._rows:
                 self._commit()
             else:
                 self._main.execute("ROLLBACK")
@@ -400,7 +440,7 @@ class _Session:
         if self._stopping.is_set():
             raise TransientError("told to stop")
         if hold:
-            self._receiver.feedback(self._confirmation.of(self._position), ask=False)
+            self._confirm(ask=False)
             origins.release_deserted(self._main, self._name)
 
     def _put(self, message: bytes) -> None:
@@ -420,7 +460,8 @@ class _Session:
         """Commit the open transaction.  REQUIRES: no transaction of the source is half done."""
         self._emit()
         rows, end = self._rows, self._end
-        if not origins.move(self._main, self._name, self._position, end, rows):
+        last = self._last.encode() if self._last else None
+        if not origins.move(self._main, self._name, self._position, end, rows, last):
             raise FencedError("another carrier has taken over")
         self._main.execute("COMMIT")
         self._forget()
@@ -434,13 +475,13 @@ class _Session:
 
     def _move(self, lsn: Lsn) -> None:
         """Move the position to ``lsn``, without changes in between."""
-        if not origins.move(self._main, self._name, self._position, lsn, 0):
+        if not origins.move(self._main, self._name, self._position, lsn):
             raise FencedError("another carrier has taken over")
         self._came(lsn)
 
     def _came(self, lsn: Lsn) -> None:
         self._position = self._end = lsn
-        self._receiver.feedback(self._confirmation.of(lsn), ask=False)
+        self._confirm(ask=False)
 
     def _look(self) -> None:
         """Read the requested position from the catalog."""

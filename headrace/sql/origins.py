@@ -40,7 +40,7 @@ _ASKED: Final = """
 SELECT position::text, wanted::text, hold::text FROM headrace.origins WHERE name = %s"""
 _ASKED_LOCKED: Final = f"{_ASKED} FOR NO KEY UPDATE"
 _ROW: Final = """
-SELECT name, dsn, slot, system_id, timeline, published, position::text, state, problem
+SELECT name, dsn, slot, system_id, timeline, published, position::text, state, problem, last_commit
   FROM headrace.origins"""
 
 
@@ -58,6 +58,8 @@ class SourceRow:
     position: str
     state: str
     problem: str | None
+    last_commit: bytes | None = None
+    """Message about the last transaction that was replicated; None: unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,16 +130,16 @@ def insert(conn: Connection, row: SourceRow) -> bool:
     data of COPY, and error messages do not show binary data either.
     """
     copy = (
-        "COPY headrace.origins (name, dsn, slot, system_id, timeline, published, position, wanted)"
-        " FROM STDIN (FORMAT binary)"
+        "COPY headrace.origins (name, dsn, slot, system_id, timeline, published, position, wanted,"
+        " last_commit) FROM STDIN (FORMAT binary)"
     )
     values = (row.name, row.dsn, row.slot, row.system_id, row.timeline, row.published)
     try:
         with conn.cursor() as cursor, cursor.copy(copy) as sent:
             # Binary pg_lsn is a big-endian integer of eight bytes, as int8 is.
-            sent.set_types([*["text"] * 4, "int4", "text", "int8", "int8"])
+            sent.set_types([*["text"] * 4, "int4", "text", "int8", "int8", "bytea"])
             position = int(parse_lsn(row.position))
-            sent.write_row([*values, position, position])
+            sent.write_row([*values, position, position, row.last_commit])
     except psycopg.errors.UniqueViolation:
         return False
     return True
@@ -314,12 +316,18 @@ def release_deserted(conn: Connection, name: str) -> None:
             conn.execute("UPDATE headrace.origins SET hold = NULL WHERE name = %s", (name,))
 
 
-def move(conn: Connection, name: str, old: Lsn, new: Lsn, rows: int) -> bool:
-    """Move the position after ``rows`` changes; return False if another carrier has moved it."""
+def move(
+    conn: Connection, name: str, old: Lsn, new: Lsn, rows: int = 0, last: bytes | None = None
+) -> bool:
+    """Move the position after ``rows`` changes; return False if another carrier has moved it.
+
+    ``last``: message about the last transaction that was replicated; None: unchanged.
+    """
     moved = conn.execute(
         "UPDATE headrace.origins SET position = %s, changed = changed + %s,"
-        " heard_at = pg_catalog.now() WHERE name = %s AND position = %s",
-        (format_lsn(new), rows, name, format_lsn(old)),
+        " heard_at = pg_catalog.now(), last_commit = coalesce(%s, last_commit)"
+        " WHERE name = %s AND position = %s",
+        (format_lsn(new), rows, last, name, format_lsn(old)),
     )
     return moved.rowcount > 0
 

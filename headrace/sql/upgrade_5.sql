@@ -1,3 +1,5 @@
 -- To catalog 5.  The progress of populations is in rows of headrace.held, of another kind.  Nothing in there is kept for
 -- long.
 DROP TABLE IF EXISTS headrace.held;
+-- NULL: no transaction is known yet.
+ALTER TABLE IF EXISTS headrace.origins ADD COLUMN IF NOT EXISTS last_commit bytea;

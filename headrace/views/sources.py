@@ -94,6 +94,7 @@ def add_source(context: JobContext, job: Job, request: AddSource) -> dict[str, A
                     format_lsn(start),
                     "starting",
                     None,
+                    remote.no_commit(start),
                 )
                 _enter(conn, row, tables)
             except BaseException:
