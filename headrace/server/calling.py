@@ -88,7 +88,6 @@ class Calling:
         flow, pending = self._flow, self._pending
         flow.pending = None
         flow.fire("not_ours")
-        flow.translate(pending.text)
         flow.pipeline.relays(_E if pending.extended else _Q)
         flow.to_source(pending.message)
 

@@ -11,6 +11,7 @@ number.  The third writes.
 
 A command whose caller has gone is cancelled.  The caller holds an advisory lock while it waits
 (``await_command``); several checks in a row without that lock mean that the caller has gone.
+A queued command was made in a transaction, and its caller need not wait.
 """
 
 from __future__ import annotations
@@ -64,6 +65,7 @@ class Direct:
         self._commands = commands
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._misses: dict[int, int] = {}
+        """Checks without the caller's lock, by command whose caller waits."""
         self._outbox: dict[int, dict[str, Any]] = {}
         self._wake = asyncio.Event()
         self._announced = asyncio.Event()
@@ -172,7 +174,8 @@ class Direct:
         return len(rows)
 
     def _begin(self, command: Taken) -> None:
-        self._misses[command.id] = 0
+        if not command.queued:
+            self._misses[command.id] = 0
         self._tasks[command.id] = asyncio.create_task(self._run(command))
         self._wake.set()
 
@@ -230,6 +233,8 @@ class Direct:
                 # Only after the write: a lost connection must not lose the outcome.
                 if self._outbox[number] == columns:
                     del self._outbox[number]
+                    if "status" in columns:
+                        self._announced.set()  # a queued one may have waited for it
             self._written.set()
             if self._tasks:
                 await self._look(conn)
@@ -242,14 +247,12 @@ class Direct:
             (LOCK_CLASS,),
         )
         waiting = {int(r["id"]) for r in await cursor.fetchall()}
-        for number, task in list(self._tasks.items()):
-            if number % 2_147_483_647 in waiting:
-                self._misses[number] = 0
-                continue
-            self._misses[number] = self._misses.get(number, 0) + 1
+        for number in list(self._misses):
+            missing = number % 2_147_483_647 not in waiting
+            self._misses[number] = self._misses[number] + 1 if missing else 0
             if self._misses[number] == MISSES_MAX:
                 _log.info("command's caller is gone", command=number)
-                tasks.cancel(task)
+                tasks.cancel(self._tasks[number])
 
 
 def _json(value: Any) -> str:

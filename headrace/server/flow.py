@@ -15,7 +15,6 @@ from headrace.server.login import Login
 from headrace.server.pipeline import OwedAnswers
 from headrace.server.procedures import Invocation
 from headrace.server.states import TRANSITIONS, SessionState
-from headrace.server.translation import Translation, translation
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +70,6 @@ class Flow:
         self.pending: Pending | None = None
         self.keeping_alive = False
         """Whether the source owes the answer to a Sync that keeps the session from idling."""
-        self.translation: Translation | None = None
         self.settings = 0
         """Counter of changes of the settings that affect how a text is parsed."""
         self._parameters = {"client_encoding": "UTF8", "standard_conforming_strings": "on"}
@@ -108,7 +106,6 @@ class Flow:
         return (
             self.state is SessionState.RELAY
             and self.pipeline.plain
-            and self.translation is None
             and not self.client
             and not self.source
         )
@@ -156,8 +153,3 @@ class Flow:
     @property
     def _read_as(self) -> str | None:
         return m.python_encoding(self._parameters["client_encoding"])
-
-    def translate(self, text: str) -> None:
-        """Translate the source's error about ``text`` if ``translation.py`` has words for it."""
-        found = translation(text, standard_strings=self.standard_strings)
-        self.translation = found or self.translation

@@ -296,15 +296,6 @@ def data_rows(found: ResultSet, formats: Sequence[int], encoding: str) -> bytes:
     return b"".join(out)
 
 
-def read_report(body: bytes) -> dict[str, str]:
-    """Return the fields of an ErrorResponse or NoticeResponse."""
-    fields = {}
-    for part in body.split(b"\x00"):
-        if part:
-            fields[chr(part[0])] = part[1:].decode("utf-8", "replace")
-    return fields
-
-
 def read_data_row(body: bytes) -> list[bytes | None]:
     """Return the values of a DataRow."""
     reader = Reader(body)

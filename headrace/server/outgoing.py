@@ -140,12 +140,9 @@ class Outgoing:
         if kind == _READY:
             return self._on_ready(message)
         if kind == _ERROR:
-            shown = message
-            if flow.translation:
-                shown = flow.translation.of(message, flow.encoding)
             self._on_error()
             self._calling.check()
-            return shown
+            return message
         if kind == _SETTING:
             reader = m.Reader(message[5:])
             name = reader.cstring().decode("utf-8", "replace")
@@ -179,7 +176,6 @@ class Outgoing:
             flow.pipeline.ready(status)
             self._calling.on_kept_alive()
             return b""
-        flow.translation = None
         flow.pipeline.ready(status)
         if flow.pipeline.settled:
             self._queries.confirm(idle=status == b"I")

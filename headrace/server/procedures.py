@@ -64,14 +64,6 @@ class Invocation:
         return {**rest, "p": fields["P"], "q": str(text)} if text else rest
 
 
-ALONE_HINT: Final = (
-    "Run it as a statement of its own, with autocommit on and outside of BEGIN … COMMIT"
-    " (psycopg: conn.autocommit = True; JDBC: setAutoCommit(true);"
-    " psql: \\set AUTOCOMMIT on, without -1)."
-)
-"""How to leave a transaction that a driver or a script has begun implicitly."""
-
-
 def invocation_of(procedure: str, arguments: Any) -> Invocation:
     """Return the invocation in a row of the command table, which any role may have written.
 

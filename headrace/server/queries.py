@@ -120,7 +120,6 @@ class Queries:
                     flow.pending = Pending(invocation, text, message, flow.settings, extended=False)
                     flow.fire("ours")
                     return False
-                flow.translate(text)
         self._forget_renamed(low)
         return flow.pipeline.relays(_Q, may_copy=may_copy_in(low))
 
@@ -139,7 +138,6 @@ class Queries:
         if parse(text, standard_strings=flow.standard_strings):
             prepared = Prepared(text, parsed.oids, flow.settings)
             self._calls.prepare(parsed.name, prepared)
-        flow.translate(text)
 
     def _on_bind(self, message: bytes) -> None:
         bound = m.read_bind(message[5:])

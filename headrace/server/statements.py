@@ -79,20 +79,6 @@ def parse(text: str, *, standard_strings: bool = True) -> Statement | None:
     return _call(lexemes, text) or _explain(lexemes, text)
 
 
-def contains_call(text: str, *, standard_strings: bool = True) -> str | None:
-    """Return the name in the first ``CALL headrace.name`` among several statements, if any."""
-    try:
-        lexemes = tokenize(text, standard_strings=standard_strings)
-    except Unreadable:
-        return None
-    for at, word in enumerate(lexemes):
-        first = at == 0 or lexemes[at - 1] == _SEMICOLON
-        rest = lexemes[at + 1 : at + 5]
-        if first and word == ("word", "call", ()) and _is_ours(rest):
-            return rest[2].value
-    return None
-
-
 def tokenize(text: str, *, standard_strings: bool = True) -> list[Lexeme]:
     """Return the lexemes of ``text``.
 

@@ -16,6 +16,7 @@ from typing import Any, Final, TypeVar
 import psycopg
 import structlog
 
+from headrace import clock
 from headrace.errors import (
     DefiniteFailure,
     HeadraceError,
@@ -40,6 +41,8 @@ _DEFAULT_PATH: Final = '"$user", public'
 _RETRY_S: Final = 0.05
 _ATTEMPTS: Final = 3
 _POLL_S: Final = 0.01
+_QUEUED_S: Final = 0.02
+"""Seconds between two looks at calls that are to be carried out first."""
 _MENDING_S: Final = 0.1
 """Seconds between two looks at a view that is being refilled."""
 
@@ -201,8 +204,40 @@ class SessionWaits:
                 request.settings.get("search_path", _DEFAULT_PATH), request.caller or ""
             ),
         }
+        began = clock.monotonic()
+        while (found := await self._asked(asked, request)).queued:
+            if found.timeout is not None and clock.monotonic() > began + found.timeout:
+                raise QueryCancelled(
+                    f"canceling wait for view {request.name} due to timeout",
+                    detail="Calls made in earlier transactions are not carried out yet.",
+                    hint="See headrace.calls().",
+                )
+            await asyncio.sleep(_QUEUED_S)
+        mending = found.status == Status.ERROR and self._mends(found)
+        if not mending:
+            _check_status(found)
+        if found.timeout is not None and found.timeout < 0:
+            raise UserError("timeout must not be negative")
+        assert found.id is not None, "it exists"
+        wanted = record_end(parse_lsn(found.lsn), self._block, self._segment)
+        return WaitTarget(
+            found.id, found.name, wanted, found.timeout, found.owns, found.beyond, mending
+        )
+
+    async def _asked(self, asked: dict[str, Any], request: WaitFor) -> WaitedView:
+        """Return the view, after the WAL that the caller may mean was flushed."""
         async with self._lock:
             found = await self._ask(asked)
+            if found.queued:
+                return found
+            if found.id is None and found.failed is not None:
+                error = found.failed
+                raise UserError(
+                    error.get("M", ""),
+                    detail=error.get("D"),
+                    hint=error.get("H"),
+                    sqlstate=error.get("C"),
+                )
             if found.id is None:
                 raise UndefinedError(
                     f'view "{request.name}" does not exist',
@@ -213,15 +248,7 @@ class SessionWaits:
             if min(parse_lsn(found.lsn), parse_lsn(found.now)) > self._flushed:
                 await self._flush()
                 self._flushed = parse_lsn(found.now)
-        mending = found.status == Status.ERROR and self._mends(found)
-        if not mending:
-            _check_status(found)
-        if found.timeout is not None and found.timeout < 0:
-            raise UserError("timeout must not be negative")
-        wanted = record_end(parse_lsn(found.lsn), self._block, self._segment)
-        return WaitTarget(
-            found.id, found.name, wanted, found.timeout, found.owns, found.beyond, mending
-        )
+        return found
 
     async def _ask(self, asked: dict[str, Any]) -> WaitedView:
         for attempt in range(1, _ATTEMPTS + 1):

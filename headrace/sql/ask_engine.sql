@@ -1,7 +1,7 @@
 -- Asks the engine from inside of a query, and returns the rows of its answer as a JSON array.
 -- procedure: the name of the function; called: the procedure with the same answer; subject: the id of a view; slot: the
 -- answer takes a replication slot, which waits for all transactions that have written; writes: it changes something;
--- flag: the value of its boolean argument.
+-- flag: the value of its boolean argument; ends: when to give up.
 -- A row in headrace.commands would be invisible to the engine before this transaction ends.  Advisory locks are visible
 -- at once.  So four shared locks of this session are the question: a random number, and under this number the current
 -- role, the hash of the name, and the subject.  A fifth lock says that the flag is true.  The commander looks for them (sql/questions.py), writes the
@@ -9,9 +9,10 @@
 -- The locks end with the subtransaction, by the error HR001.
 -- VOLATILE: each query has its own snapshot, and so sees the answer.
 DROP FUNCTION IF EXISTS headrace.ask_engine(text, text, bigint, boolean, boolean);
+DROP FUNCTION IF EXISTS headrace.ask_engine(text, text, bigint, boolean, boolean, boolean);
 CREATE OR REPLACE FUNCTION headrace.ask_engine(
     procedure text, called text, subject bigint DEFAULT 0, slot boolean DEFAULT false, writes boolean DEFAULT false,
-    flag boolean DEFAULT false)
+    flag boolean DEFAULT false, ends timestamptz DEFAULT NULL)
 RETURNS jsonb
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp SET jit = off
 AS $$
@@ -74,9 +75,17 @@ BEGIN
                         HINT = 'Start it with `headrace start --source …` and call again.';
                 END IF;
             END IF;
+            IF clock_timestamp() > ends THEN
+                RAISE EXCEPTION USING ERRCODE = '57014', MESSAGE = format('canceling %s due to timeout', procedure),
+                    HINT = 'See headrace.list_views() for the status and lag of views.';
+            END IF;
             PERFORM pg_sleep(0.01);
         END LOOP;
         WHILE NOT done LOOP
+            IF clock_timestamp() > ends THEN
+                RAISE EXCEPTION USING ERRCODE = '57014', MESSAGE = format('canceling %s due to timeout', procedure),
+                    HINT = 'See headrace.list_views() for the status and lag of views.';
+            END IF;
             SELECT a.seen, a.done INTO seen, done FROM headrace.await_command(command, seen) a;
         END LOOP;
         answer := headrace.command_result(command);

@@ -1,5 +1,8 @@
 """Procedures of the verbs: each queues a command for the commander and waits until it is done.
 
+The command must be committed for that.  In a transaction block, or in a function, where a procedure
+cannot commit, the command is carried out after the COMMIT; a call with an answer is refused there.
+
 The command carries the caller's settings, which function ``captured_settings`` reads.
 """
 
@@ -28,6 +31,11 @@ _DIGEST: Final = (
     "'digest', pg_catalog.encode(pg_catalog.sha256(pg_catalog.convert_to(secret, 'UTF8')), 'hex')"
 )
 
+_REFUSED: Final = """RAISE EXCEPTION USING ERRCODE = '25001',
+            MESSAGE = 'CALL headrace.{} cannot run inside a transaction block',
+            DETAIL = 'Its answer can come only after the transaction has committed.',
+            HINT = 'Run it as a statement of its own, with autocommit on and outside of BEGIN … COMMIT (psycopg: conn.autocommit = True; JDBC: setAutoCommit(true); psql: \\set AUTOCOMMIT on, without -1).'"""
+
 
 def names() -> list[str]:
     """Return the names of all procedures."""
@@ -40,7 +48,7 @@ def texts() -> list[str]:
 
 
 def _text(verb: Verb) -> str:
-    """Return the procedure of ``verb``; its COMMIT fails inside a transaction block at once."""
+    """Return the procedure of ``verb``."""
     declared = [
         f"{p.name} {_TYPES.get(p.kind, p.kind)}"
         + ("" if p.required else f" DEFAULT {_literal(p.default)}")
@@ -55,17 +63,34 @@ def _text(verb: Verb) -> str:
         declared.append(f"INOUT {verb.answer.name} {verb.answer.kind} DEFAULT NULL")
         value = verb.answer.value.format("headrace.command_result(command)")
         answered = f"    {verb.answer.name} := {value};\n"
+    send = f"headrace.submit('{verb.name}', pg_catalog.jsonb_build_object({packed}), headrace.{CAPTURED}()"
+    if verb.waits:
+        inside = f"PERFORM headrace.wait_here({', '.join(p.name for p in verb.parameters)})"
+    elif verb.answer is not None:
+        inside = _REFUSED.format(verb.called)
+    else:
+        inside = f"PERFORM {send}, true)"
     return f"""CREATE OR REPLACE PROCEDURE headrace.{verb.called}({", ".join(declared)})
 LANGUAGE plpgsql
 AS $$
 DECLARE
     command bigint;
     seen    pg_catalog.text;
-    done    boolean := false;{secret}
+    done    boolean := false;
+    refused pg_catalog.text;{secret}
 BEGIN
+    -- It always fails here, for another reason in a context that is not atomic.
+    BEGIN
+        COMMIT;
+    EXCEPTION WHEN invalid_transaction_termination THEN
+        refused := SQLERRM;
+    END;
+    IF refused OPERATOR(pg_catalog.=) headrace.refused_commit() THEN
+        {inside};
+        RETURN;
+    END IF;
     COMMIT;
-    command := headrace.submit('{verb.name}', pg_catalog.jsonb_build_object({packed}),
-                               headrace.{CAPTURED}());
+    command := {send});
     COMMIT;
     WHILE NOT done LOOP
         SELECT a.seen, a.done INTO seen, done FROM headrace.await_command(command, seen) a;

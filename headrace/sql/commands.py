@@ -27,6 +27,8 @@ class Taken:
     settings: str
     caller: str | None
     """None: the role no longer exists."""
+    queued: bool = False
+    """Whether it was made in a transaction, so that its caller does not wait."""
 
 
 async def fail_running(conn: Connection, error: Mapping[str, str]) -> None:
@@ -47,15 +49,20 @@ async def give_back(conn: Connection, known: Collection[int]) -> None:
 
 
 async def take(conn: Connection, most: int) -> list[Taken]:
-    """Take up to ``most`` pending commands in order, and mark them as running."""
+    """Take up to ``most`` pending commands in order, and mark them as running.
+
+    A queued one waits for earlier ones of its role.
+    """
     async with conn.cursor(row_factory=class_row(Taken)) as cursor:
         await cursor.execute(
             "WITH taken AS (UPDATE headrace.commands SET status = %s"
             " WHERE id IN (SELECT c.id FROM headrace.commands c WHERE c.status = %s"
+            " AND NOT (c.queued AND EXISTS (SELECT FROM headrace.commands e WHERE e.queued"
+            " AND e.caller = c.caller AND e.id < c.id AND e.status IN ('pending', 'running')))"
             " ORDER BY c.id LIMIT %s)"
-            " RETURNING id, procedure, arguments, caller, settings)"
+            " RETURNING id, procedure, arguments, caller, settings, queued)"
             " SELECT t.id, t.procedure, t.arguments::text, t.settings::text,"
-            " r.rolname AS caller"
+            " r.rolname AS caller, t.queued"
             " FROM taken t LEFT JOIN pg_roles r ON r.oid = t.caller ORDER BY t.id",
             (CommandStatus.RUNNING, CommandStatus.PENDING, most),
         )

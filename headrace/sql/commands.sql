@@ -1,4 +1,6 @@
 -- CALLs made on direct connections, for the commander to execute.
+-- queued: made in a transaction, which its caller did not leave to wait: it is carried out after the COMMIT, and after earlier ones
+-- of that role.  subject: the name that it is about.
 -- Only the caller writes its row, and cannot choose "caller": a trigger sets it to the current user.  Inside a
 -- function that runs as its owner, and wherever Postgres does maintenance with the rights of a table's owner,
 -- that is this owner.  Roles are stored by OID, so a later role of the same name gets no rows of a dropped one.
@@ -15,6 +17,8 @@ CREATE TABLE IF NOT EXISTS headrace.commands (
     error       jsonb,
     created_at  timestamptz NOT NULL DEFAULT pg_catalog.now(),
     finished_at timestamptz,
+    queued      boolean NOT NULL DEFAULT false,
+    subject     text,
     CHECK (pg_catalog.octet_length(procedure) <= 63),
     CHECK (pg_catalog.pg_column_size(arguments) <= 8388608),
     CHECK (pg_catalog.pg_column_size(settings) <= 65536)
@@ -38,6 +42,7 @@ BEGIN
     NEW.caller := quote_ident(CURRENT_USER)::regrole;
     NEW.status := 'pending';
     NEW.created_at := now();
+    NEW.subject := left(NEW.arguments ->> 'name', 200);
     IF size > 1048576 THEN
         RAISE EXCEPTION USING ERRCODE = '54000',
             MESSAGE = 'the arguments and settings of the call are too large',

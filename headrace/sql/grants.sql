@@ -40,5 +40,5 @@ GRANT SELECT (id, schema_name, view_name, query, columns, explain, options, sett
     ON headrace.views TO PUBLIC;
 GRANT SELECT ON headrace.histories, headrace.history, headrace.covered TO PUBLIC;
 GRANT SELECT, INSERT (name, history_id, txid), UPDATE (name, txid) ON headrace.feeds TO PUBLIC;
-GRANT SELECT, INSERT (procedure, arguments, settings) ON headrace.commands TO PUBLIC;
+GRANT SELECT, INSERT (procedure, arguments, settings, queued) ON headrace.commands TO PUBLIC;
 GRANT EXECUTE ON ALL ROUTINES IN SCHEMA headrace TO PUBLIC;

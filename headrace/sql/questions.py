@@ -99,7 +99,7 @@ async def take(conn: Connection, question: Question) -> Taken | None:
     newer = conn.info.server_version >= _SET_OPTION_SINCE
     sought = {
         "option": "SET" if newer else "MEMBER",
-        "verbs": [verb.name for verb in VERBS.values() if verb.asked],
+        "verbs": [verb.name for verb in VERBS.values() if verb.asked or verb.waits],
         **{name: getattr(question, name) for name in ("pid", "role", "verb", "subject")},
     }
     async with conn.cursor(row_factory=tuple_row) as cursor:
@@ -112,9 +112,10 @@ async def take(conn: Connection, question: Question) -> Taken | None:
     error = None
     if not allowed:
         error = {k: text.format(caller) for k, text in _NOT_ALLOWED.items()}
-    elif view is None and any(p.kind == "text" for p in parameters):
+    elif view is None and any(p.required for p in parameters):
         error = _DROPPED
-    arguments = {p.name: question.flag if p.kind == "bool" else view for p in parameters}
+    arguments = {p.name: view for p in parameters if p.required}
+    arguments |= {p.name: question.flag for p in parameters if p.kind == "bool"}
     command = Taken(question.command, name, _json(arguments), "{}", caller)
     values = {
         **{"id": command.id, "name": name, "arguments": command.arguments, "pid": question.pid},

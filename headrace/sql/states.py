@@ -116,7 +116,13 @@ SELECT v.id, v.status, headrace.view_message(v.id) AS message,
        pg_current_wal_flush_lsn()::text AS flushed,
        %(lsn)s::pg_lsn IS NULL AND EXISTS (SELECT FROM headrace.view_tables t
          JOIN headrace.stand_ins i ON i.table_oid = t.table_oid WHERE t.view_id = v.id) AS beyond,
-       extract(epoch FROM %(timeout)s::interval)::float8 AS timeout
+       extract(epoch FROM %(timeout)s::interval)::float8 AS timeout,
+       EXISTS (SELECT FROM headrace.commands c JOIN pg_roles r ON r.oid = c.caller
+         WHERE c.queued AND c.status IN ('pending', 'running') AND r.rolname = %(caller)s) AS queued,
+       CASE WHEN v.id IS NULL THEN (
+         SELECT c.error FROM headrace.commands c JOIN pg_roles r ON r.oid = c.caller
+          WHERE c.queued AND c.status = 'failed' AND c.subject = %(name)s AND r.rolname = %(caller)s
+          ORDER BY c.id DESC LIMIT 1) END AS failed
   FROM (SELECT parse_ident(%(name)s) AS parts, pg_current_wal_insert_lsn() AS lsn) now
   LEFT JOIN LATERAL (
     SELECT * FROM headrace.views x
@@ -177,6 +183,10 @@ class WaitedView:
     beyond: bool
     """Whether the view reads other databases, which must be asked for their positions."""
     timeout: float | None
+    queued: bool
+    """Whether calls that the caller has made in transactions are not carried out yet."""
+    failed: dict[str, str] | None
+    """Error of the last such call about that name, if there is no view."""
 
 
 def become(

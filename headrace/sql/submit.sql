@@ -1,7 +1,8 @@
 -- Queues a command of the current user for the commander and wakes it; returns the command's number.
 -- It runs with the caller's rights: row security of the table determines whose command it is.
+-- queued: the commander sees it when the transaction commits, and nobody waits for it.
 CREATE OR REPLACE FUNCTION headrace.submit(
-    procedure text, arguments jsonb, settings jsonb) RETURNS bigint
+    procedure text, arguments jsonb, settings jsonb, queued boolean DEFAULT false) RETURNS bigint
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp SET jit = off
 AS $$
 DECLARE
@@ -26,12 +27,16 @@ BEGIN
         PERFORM pg_sleep(0.1);
         PERFORM pg_stat_clear_snapshot();
     END LOOP;
-    INSERT INTO headrace.commands AS c (procedure, arguments, settings)
-    VALUES (procedure, arguments, settings)
+    INSERT INTO headrace.commands AS c (procedure, arguments, settings, queued)
+    VALUES (procedure, arguments, settings, queued)
     RETURNING c.id INTO command;
     -- It is looked for without that as well, less often; a full queue would fail the COMMIT.
     IF pg_notification_queue_usage() < 0.5 THEN
         PERFORM pg_notify('headrace_commands', command::text);
+    END IF;
+    IF queued THEN
+        RAISE NOTICE USING MESSAGE = format('%s is carried out after this transaction commits', procedure),
+            HINT = 'After COMMIT, headrace.wait_for also waits for it, and headrace.calls() shows how it ended.';
     END IF;
     RETURN command;
 END

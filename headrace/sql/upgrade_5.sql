@@ -3,3 +3,5 @@
 DROP TABLE IF EXISTS headrace.held;
 -- NULL: no transaction is known yet.
 ALTER TABLE IF EXISTS headrace.origins ADD COLUMN IF NOT EXISTS last_commit bytea;
+ALTER TABLE IF EXISTS headrace.commands ADD COLUMN IF NOT EXISTS queued boolean NOT NULL DEFAULT false;
+ALTER TABLE IF EXISTS headrace.commands ADD COLUMN IF NOT EXISTS subject text;

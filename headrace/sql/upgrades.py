@@ -27,7 +27,7 @@ from headrace.errors import PrerequisiteError
 CATALOG: Final = 5
 """1: before numbers.  2: last errors of views, workers on other machines.  3: views with intervals
 are populated again; lagging views in ``held``.  4: states of cursors in ``held``.  5: progress of
-populations in ``held``, last transactions of sources."""
+populations in ``held``, last transactions of sources, queued calls."""
 KEY: Final = "version"
 """Key of its row in ``headrace.meta``."""
 GONE: Final[tuple[str, ...]] = ()

@@ -373,6 +373,8 @@ class Verb:
     answer: Inout | None = None
     reads: bool = False
     """Whether it is read-only, and so may be called in a read-only transaction."""
+    waits: bool = False
+    """Whether it only waits for a view; in a transaction that needs no command."""
     parameters: tuple[Parameter, ...] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -551,7 +553,7 @@ _ALL: Final = (
     Verb("add_source", AddSource),
     Verb("drop_source", DropSource),
     Verb("create_logical_table", CreateLogicalTable),
-    Verb("wait_for", WaitFor, by="commander", reads=True),
+    Verb("wait_for", WaitFor, by="commander", reads=True, waits=True),
     Verb(
         "clients",
         Request,

@@ -12,6 +12,7 @@ from sqlalchemy import URL, MetaData
 from tests.compared import differs
 from tests.outside import pages
 from tests.outside.following import Follower, emptied
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.shared_engine
 
@@ -73,10 +74,12 @@ def test_integrations(engine):
             with context.begin_transaction(), Operations.context(context):
                 page["upgrade"]()
         query = "SELECT customer_id, sum(amount) AS amount FROM orders GROUP BY customer_id"
+        conn.execute("CALL headrace.wait_for('by_customer')")
         assert differs(conn, "by_customer", query) == []
         with database.connect() as connection:
             context = MigrationContext.configure(connection)
             with context.begin_transaction(), Operations.context(context):
                 page["downgrade"]()
-        assert conn.execute("SELECT to_regclass('by_customer')").fetchone() == (None,)
+        left = "SELECT to_regclass('by_customer')"
+        wait_until(lambda: conn.execute(left).fetchone() == (None,), "it is dropped")
         database.dispose()

@@ -26,14 +26,15 @@ SELECT prokind::text || ' ' || proname || '(' || pg_get_function_arguments(oid) 
 GONE = {"setting admin_database", "setting lane_ms"}
 """``clients()``, ``end_client()``, ``settings()`` and ``reload()`` replaced the admin database;
 ``lane_ms`` is accepted as another name of ``slow_batch_ms``."""
-ALTERED = {"list_views", "view_states", "verify", "verify_view"}
-"""Functions with another column, ``cursor``, or another argument, ``in_postgres``."""
+ALTERED = {"list_views", "view_states", "verify", "verify_view", "submit"}
+"""Functions with another column, ``cursor``, or another argument, ``in_postgres`` or ``queued``."""
 NEW = {
     *("clients", "client_stats", "settings", "end_client", "reload"),
     *("show_clients", "show_client_stats", "show_settings"),
     *("slow_batch_ms", "view_cursor", "slot_failover", "decode_from"),
     *("spark_options", "spark_parallelism", "recompute_backlogs"),
     *("ask_engine", "find_view"),  # called by the functions that ask the engine
+    *("calls", "wait_here", "refused_commit"),  # calls in transactions
 }
 
 

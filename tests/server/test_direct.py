@@ -71,10 +71,25 @@ def test_lost_caller(commander):
     conn.close()
 
 
-def test_in_a_transaction_nothing_happens(commander):
+def test_in_a_transaction_the_call_waits_for_its_commit(commander):
     with direct(commander) as conn:
-        with pytest.raises(psycopg.errors.InvalidTransactionTermination), conn.transaction():
+        with conn.transaction():
+            conn.execute("SET LOCAL TimeZone = 'Asia/Tokyo'")
             conn.execute("CALL headrace.create_view('v', 'SELECT 1')")
+            assert not commander.builder.calls
+        state = "SELECT procedure, name, status FROM headrace.calls()"
+        done = [("create_view", "v", "done")]
+        wait_until(lambda: conn.execute(state).fetchall() == done, "it is done")
+        [(method, params)] = commander.builder.calls
+        assert (method, params["name"], params["caller"]) == ("create_view", "v", "postgres")
+        assert params["settings"]["TimeZone"] == "Asia/Tokyo"
+
+
+def test_in_a_transaction_a_call_with_an_answer_is_refused(commander):
+    with direct(commander) as conn:
+        with pytest.raises(psycopg.errors.ActiveSqlTransaction) as caught, conn.transaction():
+            conn.execute("CALL headrace.check_view('SELECT 1')")
+        assert "autocommit" in caught.value.diag.message_hint
         assert conn.execute("SELECT count(*) FROM headrace.commands").fetchone() == (0,)
 
 

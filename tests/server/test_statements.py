@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from headrace.postgres.tokens import Unreadable
 from headrace.server.procedures import Given, bind
-from headrace.server.statements import contains_call, parse, tokenize
+from headrace.server.statements import parse, tokenize
 
 
 def arguments(text: str, **options):
@@ -78,12 +78,6 @@ def test_strings_with_backslashes_when_not_standard():
     text = r"CALL headrace.drop_view('a\'b')"
     assert parse(text) is None
     assert arguments(text, standard_strings=False) == ["a'b"]
-
-
-def test_contains_call():
-    assert contains_call("SELECT ';'; CALL headrace.drop_view('a')") == "drop_view"
-    assert contains_call("SELECT 'CALL headrace.drop_view(1)'") is None
-    assert contains_call("SELECT headrace.drop_view('a')") is None
 
 
 def test_positions():

@@ -1,0 +1,189 @@
+"""Calls inside of transactions: they are carried out after the COMMIT, in order, or not at all."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+
+import psycopg
+import pytest
+
+from headrace.embedded.binaries import account, install_dir
+from tests.compared import differs
+from tests.security.roles import connect, role
+from tests.waiting import wait_until
+
+TABLES = """
+CREATE TABLE items (id int PRIMARY KEY, g int);
+INSERT INTO items SELECT i, i % 5 FROM generate_series(1, 50) i;
+"""
+COUNT = "SELECT g, count(*) AS n FROM items GROUP BY g"
+LARGEST = "SELECT g, max(id) AS id FROM items GROUP BY g"
+CREATE = "CALL headrace.create_view(%s, %s)"
+
+pytestmark = pytest.mark.shared_engine
+
+
+@pytest.fixture(params=["port", "direct"])
+def user(engine, source, request) -> Iterator[psycopg.Connection]:
+    """Connect as programs do by default: each statement is in a transaction."""
+    source.execute("DELETE FROM headrace.commands WHERE queued")
+    dsn = engine.dsn if request.param == "port" else engine.source
+    with psycopg.connect(dsn) as conn:
+        yield conn
+
+
+def calls(user: psycopg.Connection) -> list[tuple[str, str, str, str | None]]:
+    """Return procedure, name, status and SQLSTATE of the role's calls."""
+    query = "SELECT procedure, name, status, sqlstate FROM headrace.calls()"
+    return user.execute(query).fetchall()
+
+
+def views(source: psycopg.Connection) -> list[str]:
+    rows = source.execute("SELECT view_name FROM headrace.views ORDER BY view_name")
+    return [name for (name,) in rows]
+
+
+def test_a_program_that_never_heard_of_autocommit(user, source):
+    told = []
+    user.add_notice_handler(lambda d: told.append(d.message_primary))
+    user.execute(CREATE, ("v", COUNT))
+    assert views(source) == []
+    user.commit()
+    user.execute("CALL headrace.wait_for('v')")
+    assert user.execute("SELECT sum(n) FROM v").fetchone() == (50,)
+    user.commit()
+    assert told == ["create_view is carried out after this transaction commits"]
+    user.execute("INSERT INTO items VALUES (51, 1)")
+    user.commit()
+    user.execute("CALL headrace.wait_for('v')")
+    assert user.execute("SELECT sum(n) FROM v").fetchone() == (51,)
+    assert calls(user) == [("create_view", "v", "done", None)]
+    assert differs(source, "v", COUNT) == []
+
+
+def test_a_transaction_that_is_rolled_back_calls_nothing(user, source):
+    user.execute(CREATE, ("v", COUNT))
+    user.rollback()
+    user.execute("INSERT INTO items VALUES (52, 1)")
+    user.execute("SAVEPOINT s")
+    user.execute(CREATE, ("w", COUNT))
+    user.execute("ROLLBACK TO SAVEPOINT s")
+    user.execute(CREATE, ("x", COUNT))
+    user.commit()
+    user.execute("CALL headrace.wait_for('x')")
+    assert views(source) == ["x"]
+    assert calls(user) == [("create_view", "x", "done", None)]
+
+
+def test_calls_are_carried_out_in_order_and_an_error_stops_none(user, source):
+    """The second one alters the view of the first one, and the fifth reads a view."""
+    made = [
+        (CREATE, ("v", COUNT)),
+        ("CALL headrace.alter_view('v', %s)", (LARGEST,)),
+        (CREATE, ("wrong", "SELECT nothing FROM items")),
+        ("CALL headrace.rename_view('v', 'named')", ()),
+        (CREATE, ("over", "SELECT count(*) AS n FROM named")),
+        ("CALL headrace.pause_view('named')", ()),
+        ("CALL headrace.resume_view('named')", ()),
+    ]
+    for call in made:
+        user.execute(*call)
+    user.commit()
+    user.execute("CALL headrace.wait_for('over')")
+    found = calls(user)
+    assert [status for _, _, status, _ in found] == [
+        "failed" if i == 2 else "done" for i in range(7)
+    ]
+    assert found[2] == ("create_view", "wrong", "failed", "42703")
+    assert differs(source, "named", LARGEST) == []
+    # Who waits for the view that there is not gets the reason.
+    with pytest.raises(psycopg.errors.UndefinedColumn, match="nothing"):
+        user.execute("CALL headrace.wait_for('wrong')")
+    user.rollback()
+    user.autocommit = True
+    with pytest.raises(psycopg.errors.UndefinedColumn, match="nothing"):
+        user.execute("CALL headrace.wait_for('wrong')")
+
+
+def test_a_wait_outside_of_a_transaction_is_for_calls_as_well(user, source):
+    user.execute(CREATE, ("v", COUNT))
+    user.commit()
+    user.autocommit = True
+    user.execute("CALL headrace.wait_for('v')")
+    assert differs(source, "v", COUNT) == []
+
+
+def test_each_role_has_its_calls(engine, source, user):
+    with role(source, "maker") as name:
+        source.execute(f"GRANT SELECT ON items TO {name}")
+        with connect(engine.source, name) as other:
+            other.autocommit = False
+            other.execute(CREATE, ("theirs", COUNT))
+            other.commit()
+            assert calls(user) == []
+            other.execute("CALL headrace.wait_for('theirs')")
+            assert calls(other) == [("create_view", "theirs", "done", None)]
+            owner = "SELECT owner::regrole::text FROM headrace.views WHERE view_name = 'theirs'"
+            assert source.execute(owner).fetchone() == (name,)
+        source.execute(f"CALL headrace.drop_view('{name}.theirs')")
+
+
+@pytest.mark.parametrize(
+    ("statement", "sqlstate"),
+    [
+        ("CALL headrace.check_view('SELECT 1 AS one')", "25001"),
+        ("CALL headrace.create_worker_token('w')", "25001"),
+        ("CALL headrace.wait_for('v', timeout => '0 s')", "57014"),
+        ("CALL headrace.wait_for('v', (pg_current_wal_insert_lsn() + 9999)::pg_lsn)", "0A000"),
+        ("INSERT INTO items VALUES (77, 7); CALL headrace.wait_for('v')", "25001"),
+        ("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ; CALL headrace.wait_for('v')", "0A000"),
+        ("SET TRANSACTION READ ONLY; CALL headrace.pause_view('v')", "25006"),
+        ("CALL headrace.wait_for('nowhere')", "42P01"),
+    ],
+)
+def test_what_cannot_be_done_in_a_transaction(user, source, statement, sqlstate):
+    source.execute(CREATE, ("v", COUNT))
+    with pytest.raises(psycopg.Error) as caught:
+        user.execute(statement)
+    assert caught.value.sqlstate == sqlstate
+    assert sqlstate == "25006" or caught.value.diag.message_hint
+
+
+def test_a_function_calls_and_so_does_a_script_in_one_transaction(engine, source):
+    source.execute(
+        "CREATE FUNCTION f() RETURNS void LANGUAGE plpgsql AS"
+        f" $$ BEGIN CALL headrace.create_view('v', '{COUNT}'); END $$"
+    )
+    source.execute("SELECT f()")
+    source.execute("CALL headrace.wait_for('v')")
+    assert differs(source, "v", COUNT) == []
+    script = f"CALL headrace.create_view('w', '{LARGEST}'); INSERT INTO items VALUES (60, 0);"
+    psql = install_dir(18, account()) / "bin" / "psql"
+    for dsn in (engine.source, engine.dsn):
+        done = subprocess.run(
+            [psql, "-X", "-1", "-v", "ON_ERROR_STOP=1", "-d", dsn],
+            input=script + "CALL headrace.drop_view('v', if_exists => true);",
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        assert "create_view is carried out after this transaction commits" in done.stderr
+        source.execute("CALL headrace.wait_for('w')")
+        assert differs(source, "w", LARGEST) == []
+        assert views(source) == ["w"]
+        source.execute("CALL headrace.drop_view('w'); ")
+        source.execute("DELETE FROM items WHERE id = 60")
+
+
+def test_calls_of_before_a_kill_are_carried_out_after_it(engine, source, user):
+    """They are in the database; the server need not have seen them."""
+    with psycopg.connect(engine.source) as conn:
+        conn.execute(CREATE, ("v", COUNT))
+        engine.kill9()
+        conn.commit()
+    engine.start()
+    wait_until(lambda: views(source) == ["v"], "it is created")
+    source.execute("CALL headrace.wait_for('v')")
+    assert differs(source, "v", COUNT) == []
