@@ -28,6 +28,7 @@ from headrace.postgres.connect import log_in
 from headrace.postgres.statements import alone
 from headrace.sql import (
     calls,
+    comments,
     installed,
     meta,
     owned,
@@ -168,13 +169,14 @@ def scripts() -> Iterator[str]:
         if name == FILES[-1]:
             yield from calls.texts()
             yield publication_trigger.text()
+            yield comments.text()
         yield statements(name)
 
 
 def made() -> list[str]:
     """Return the names of all installed objects; a file has the name of its object."""
     names = [name.removesuffix(".sql") for name in FILES]
-    return [*names, calls.CAPTURED, *calls.names(), publication_trigger.NAME]
+    return [*names, calls.CAPTURED, *calls.names(), publication_trigger.NAME, "help"]
 
 
 def install(conn: Connection) -> None:

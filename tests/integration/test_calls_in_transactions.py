@@ -97,7 +97,7 @@ def test_calls_are_carried_out_in_order_and_an_error_stops_none(user, source):
     ]
     assert found[2] == ("create_view", "wrong", "failed", "42703")
     assert differs(source, "named", LARGEST) == []
-    # Who waits for the view that there is not gets the reason.
+    # A wait for the view that was not created raises the reason.
     with pytest.raises(psycopg.errors.UndefinedColumn, match="nothing"):
         user.execute("CALL headrace.wait_for('wrong')")
     user.rollback()

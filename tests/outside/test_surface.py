@@ -34,7 +34,7 @@ NEW = {
     *("slow_batch_ms", "view_cursor", "slot_failover", "decode_from"),
     *("spark_options", "spark_parallelism", "recompute_backlogs"),
     *("ask_engine", "find_view"),  # called by the functions that ask the engine
-    *("calls", "wait_here", "refused_commit"),  # calls in transactions
+    *("help", "calls", "wait_here", "refused_commit"),  # calls in transactions
 }
 
 
