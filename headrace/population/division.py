@@ -129,7 +129,7 @@ def divided(physical: PhysicalPlan, tables: Mapping[str, int]) -> dict[str, int]
 def _rows(node: plan.Node, inputs: list[int], tables: Mapping[str, int]) -> int:
     """Return a rough upper bound of the rows of ``node``; groups and matches are not estimated."""
     match node:
-        case plan.SourceSpec():
+        case plan.SourceSpec() | plan.FeedSpec():
             return tables[node.id]
         case plan.ValuesSpec():
             return len(node.rows)

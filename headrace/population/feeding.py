@@ -8,6 +8,8 @@ So these rows are consistent with the tables that are read in the snapshot.  The
 feeding view are not read, and its query is not computed again.  From *attach* on the worker keeps
 the changes that the view sends after L (``runtime/sharing.py``), until the new view reads them.
 
+On Spark, tasks read block ranges of the table in the same snapshot (``fed_rows.py``).
+
 * Invariant: the loaded rows are the multiset of rows that the view sent up to L; a row that was
   retracted by then is not loaded.
 """
@@ -17,25 +19,18 @@ from __future__ import annotations
 import contextlib
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
-
-import pyarrow as pa
 
 from headrace.collections import plan
 from headrace.collections.dataflow import Dataflow
 from headrace.collections.plan import FeedSpec, SourceColumn, SourceSpec
 from headrace.collections.source import only_wanted
-from headrace.errors import (
-    HeadraceError,
-    SnapshotLost,
-    StateDamaged,
-    TransientError,
-    UndefinedError,
-)
-from headrace.kernels import copytext, text
-from headrace.population import reader, tables
+from headrace.errors import HeadraceError, SnapshotLost, TransientError, UndefinedError
+from headrace.population import fed_rows, reader, tables
 from headrace.population.context import JobContext
+from headrace.population.fed_rows import FedRows, Remaining
 from headrace.population.handover import Handover
 from headrace.population.job import Job
 from headrace.population.snapshot import Snapshot
@@ -43,7 +38,6 @@ from headrace.population.tables import TableSize
 from headrace.postgres.connect import Connection
 from headrace.process import bounds
 from headrace.sql import points, progress, views
-from headrace.types import Schema
 
 
 class Feeding:
@@ -99,10 +93,6 @@ class Feeding:
         if [(f.name, f.oid) for f in sends] != [(f.name, f.oid) for f in node.schema]:
             raise tables.changed(self._source)
 
-    def size(self, conn: Connection) -> TableSize:
-        """Return the size of the feeding view's table."""
-        return tables.size(conn, _table_of(conn, self.node)[0])
-
     def reach(self, snapshot: Snapshot) -> None:
         """Wait until the feeding view has written a batch that ends at the snapshot.
 
@@ -130,25 +120,36 @@ class Feeding:
             SnapshotLost: the feeding view was resynced.
             StateDamaged: its table lacks rows that the view has written.
         """
+        fed, read = self.rows(conn), 0
+        remaining = Remaining(fed)
+        with contextlib.closing(reader.read(conn, fed.source)) as batches:
+            for columns in batches:
+                read += len(columns[0])
+                flow.load_feed(self.node.id, remaining.of(columns))
+                bounds.progress()
+                self._job.rows(read)
+        flow.load_feed(self.node.id, remaining.end())
+        flow.load_feed(self.node.id, fed_rows.typed(fed.added, self.node.schema))
+        return read
+
+    def rows(self, conn: Connection) -> FedRows:
+        """Return how the view's rows differ from its table in ``conn``'s snapshot.
+
+        Raises:
+            SnapshotLost: the feeding view was resynced.
+        """
         first = progress.written(conn, self._view_id)
         if first is None:
             raise _lost(UndefinedError(f"view {self.node.view} was dropped"))
-        added, removed = self._pending(first)
-        read = 0
-        with contextlib.closing(reader.read(conn, self._source)) as batches:
-            for columns in batches:
-                read += len(columns[0])
-                flow.load_feed(self.node.id, _without(removed, columns, self.node.schema))
-                bounds.progress()
-                self._job.rows(read)
-        if removed.total():
-            raise StateDamaged(
-                f"the table of view {self.node.view} lacks rows that the view has written",
-                hint=f"CALL headrace.resync_view('{self.node.view}').",
-            )
-        for columns in added:
-            flow.load_feed(self.node.id, columns)
-        return read
+        net = self._pending(first)
+        added = b"".join((row + b"\n") * count for row, count in net.items() if count > 0)
+        removed = b"".join((row + b"\n") * -count for row, count in net.items() if count < 0)
+        if self._source.pushdown:
+            # Rows that the pushed-down filter excludes are not read, so they are not omitted.
+            schema = self.node.schema
+            gone = only_wanted(self._source, fed_rows.typed(removed, schema))
+            removed = fed_rows.rendered(gone, schema)
+        return FedRows(self._source, self.node.view, added, removed)
 
     def check(self, conn: Connection) -> None:
         """Raise TableChanged if the table was rewritten while it was read."""
@@ -168,8 +169,8 @@ class Feeding:
             )
         return {"feeds": {self.node.id: self._feeder}, "fed_by": self._view_id}
 
-    def _pending(self, first: int) -> tuple[list[list[pa.Array]], Counter[bytes]]:
-        """Return the rows to add and to omit, from the changes after txid ``first``."""
+    def _pending(self, first: int) -> Counter[bytes]:
+        """Return the net weight of each row (COPY text) in the changes after txid ``first``."""
         net: Counter[bytes] = Counter()
         written = self._path.read_bytes() if self._last > first else b""
         # A write beyond the boundary may be under way, and end in the middle of a row.
@@ -177,18 +178,19 @@ class Feeding:
             txid, weight, row = line.split(b"\t", 2)
             if first < int(txid) <= self._last:
                 net[row] += int(weight)
-        schema, pushed = self.node.schema, self._source.pushdown
-        added = [
-            _typed(
-                b"".join((row + b"\n") * count for row, count in net.items() if count > 0), schema
-            )
-        ]
-        gone = _typed(
-            b"".join((row + b"\n") * -count for row, count in net.items() if count < 0), schema
-        )
-        # Rows that the pushed-down filter excludes are not read, so they are not omitted either.
-        removed = _lines(only_wanted(self._source, gone) if pushed else gone, schema)
-        return added, Counter(removed)
+        return net
+
+
+def size(conn: Connection, node: FeedSpec) -> TableSize:
+    """Return the size of the feeding view's table; with a filter, the rows that match it.
+
+    Raises:
+        UndefinedError: the view was dropped.
+    """
+    source, _ = _table_of(conn, node)
+    found = tables.size(conn, source)
+    matching = reader.estimated(conn, source) if source.pushdown else None
+    return found if matching is None else replace(found, rows=min(found.rows, matching))
 
 
 def _lost(error: HeadraceError) -> SnapshotLost:
@@ -223,29 +225,3 @@ def _table_of(conn: Connection, node: FeedSpec) -> tuple[SourceSpec, object]:
         wanted=node.wanted,
     )
     return source, row[2]
-
-
-def _typed(lines: bytes, schema: Schema) -> list[pa.Array]:
-    """Parse COPY text into columns."""
-    values = copytext.split(lines, len(schema))
-    return [text.parse(v, f.oid) for v, f in zip(values, schema, strict=True)]
-
-
-def _lines(columns: list[pa.Array], schema: Schema) -> list[bytes]:
-    """Return the COPY text of each row."""
-    values = [text.render(v, f.oid) for v, f in zip(columns, schema, strict=True)]
-    return bytes(copytext.join(values)).splitlines()
-
-
-def _without(removed: Counter[bytes], columns: list[pa.Array], schema: Schema) -> list[pa.Array]:
-    """Return the rows without those in ``removed``, whose counts are decreased."""
-    if not removed.total():
-        return columns
-    keep = []
-    for line in _lines(columns, schema):
-        gone = line in removed and removed[line] > 0
-        if gone:
-            removed[line] -= 1
-        keep.append(not gone)
-    mask = pa.array(keep, pa.bool_())
-    return [column.filter(mask) for column in columns]

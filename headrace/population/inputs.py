@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from headrace.collections.plan import PhysicalPlan
 from headrace.population import reader
 from headrace.population.elsewhere import SourceSnapshots
+from headrace.population.fed_rows import FedRows
 from headrace.population.reader import TableOrigin
 from headrace.population.snapshot import SnapshotRef
 from headrace.population.tables import TableSize
@@ -25,6 +26,8 @@ class Inputs:
     """Snapshots of the sources that some of the tables are in."""
     instant: int | None = None
     """``now()`` of the query, in microseconds since 2000-01-01 UTC; None: the snapshot's."""
+    fed: Mapping[str, FedRows] = field(default_factory=dict)
+    """The rows of feeding views, by node, for a population on Spark."""
 
     def origins(self) -> dict[str, TableOrigin]:
         """Return the tables that are read in another database, by source ID of the plan."""

@@ -19,10 +19,11 @@ from headrace.config import turns_dir
 from headrace.errors import HeadraceError, SparkUnavailable
 from headrace.expressions.remote import RemoteEvaluator
 from headrace.planner import Planned
-from headrace.population import choice, elsewhere, local, names, reader, tables, uses
+from headrace.population import choice, elsewhere, feeding, local, names, reader, tables, uses
 from headrace.population.choice import Choice
 from headrace.population.context import JobContext
 from headrace.population.elsewhere import SourceSnapshots
+from headrace.population.fed_rows import FedRows
 from headrace.population.feeding import Feeding
 from headrace.population.inputs import Inputs
 from headrace.population.job import Job, cancelled
@@ -83,10 +84,7 @@ class Loader:
     # --- choosing
 
     def _choose(self, sizes: dict[str, TableSize]) -> Choice:
-        physical, options = self._planned.physical, self._options
-        if physical.feeds:
-            options = replace(options, population=choice.LOCAL)
-        found = choice.choose(physical, sizes, self._settings, options)
+        found = choice.choose(self._planned.physical, sizes, self._settings, self._options)
         if found.mode == choice.SPARK and self._sparkless:
             return found.without_spark(self._sparkless)
         return found
@@ -94,8 +92,8 @@ class Loader:
     def _sizes(self, sources: tuple[SourceSpec, ...]) -> dict[str, TableSize]:
         with self._connect() as conn:
             sizes = sizes_of(conn, sources)
-            if self._feeding is not None:
-                sizes[self._feeding.node.id] = self._feeding.size(conn)
+            for node in self._planned.physical.feeds:
+                sizes[node.id] = feeding.size(conn, node)
         return sizes
 
     def _begin_spark(self, chosen: Choice) -> None:
@@ -163,7 +161,7 @@ class Loader:
         self._take_place(place, chosen)
         self._begin_loading()
         self._rows_expected, self._loading_since = chosen.rows, clock.monotonic()
-        job.phase("reading", total=tables.expected(sources, sizes))
+        job.phase("reading", total=tables.expected(self._planned.physical, sizes))
         faults.point(faults.POPULATION_BEGINS)
         try:
             loaded = self._load_here_if_spark_fails(chosen, snapshot, sizes, staged)
@@ -202,7 +200,7 @@ class Loader:
         self._log.warning("population goes on without spark", reason=self._sparkless)
         self._job.say(str(here))
         staged.make()
-        self._job.phase("reading", total=tables.expected(self._planned.physical.sources, sizes))
+        self._job.phase("reading", total=tables.expected(self._planned.physical, sizes))
         return self._load(here.mode, snapshot, sizes, staged)
 
     def _take_place(self, place: contextlib.ExitStack, chosen: Choice) -> None:
@@ -240,6 +238,7 @@ class Loader:
         inputs = Inputs(planned.physical, sizes, self._elsewhere, self._instant)
         if mode == choice.SPARK:
             owner = _session_owner(self._dsn, self._planned_under)
+            inputs = replace(inputs, fed=self._fed(snapshot))
             rows = self._context.spark.populate(
                 self._job, inputs, snapshot, planned.settings, staged, owner
             )
@@ -254,6 +253,13 @@ class Loader:
                 )
         finally:
             remote.close()
+
+    def _fed(self, snapshot: Snapshot) -> dict[str, FedRows]:
+        """Return the rows of the feeding view at the snapshot, by node."""
+        if self._feeding is None:
+            return {}
+        with reader.joined(self._dsn, snapshot.ref) as conn:
+            return {self._feeding.node.id: self._feeding.rows(conn)}
 
     def _evaluator(self, value_bytes_max: int) -> RemoteEvaluator:
         """Return an evaluator for the query's expressions; the caller closes it."""

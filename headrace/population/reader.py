@@ -137,6 +137,24 @@ def read(
             yield batch if filtered else only_wanted(source, batch)
 
 
+def estimated(conn: Connection, source: SourceSpec) -> int | None:
+    """Return how many rows the planner expects to match the source's pushed-down filter.
+
+    None: no query may be planned over the table.
+
+    Raises:
+        TableChanged: as ``read``.
+    """
+    name = sql.Identifier(source.schema_name, source.table_name)
+    with conn.transaction(force_rollback=True):
+        tables.hold(conn, name, source.table_oid, tables.changed(source))
+        if not tables.may_plan(conn, source):
+            return None
+        statement = sql.SQL("EXPLAIN (FORMAT JSON) SELECT FROM ONLY {} WHERE {}")
+        row: Any = conn.execute(statement.format(name, _condition(source))).fetchone()
+    return int(row[0][0]["Plan"]["Plan Rows"])
+
+
 def copy_statement(
     source: SourceSpec,
     columns: tuple[SourceColumn, ...],

@@ -27,13 +27,14 @@ import pyarrow as pa
 
 from headrace.collections import build, plan
 from headrace.collections.base import Collection, columns_of, cut
-from headrace.collections.plan import Node, PhysicalPlan, SourceSpec
+from headrace.collections.plan import FeedSpec, Node, PhysicalPlan, SourceSpec
 from headrace.collections.source import load_batch, load_columns
 from headrace.collections.temporal import Temporal
 from headrace.errors import BugError, HeadraceError, from_wire, to_wire
 from headrace.expressions.remote import RemoteEvaluator
-from headrace.population import division, edges, merging, rows
+from headrace.population import division, edges, fed_rows, merging, rows
 from headrace.population.edges import Arrivals
+from headrace.population.fed_rows import FedRows, Remaining
 from headrace.population.reader import TableOrigin
 from headrace.population.snapshot import SnapshotRef
 from headrace.population.staging import Staging
@@ -110,6 +111,8 @@ class Spec:
     """Directory in which the machine's processes take turns to run user code; '' on a cluster."""
     origins: dict[str, TableOrigin] = field(default_factory=dict)
     """By source: the table of another database that is read in its place."""
+    fed: dict[str, FedRows] = field(default_factory=dict)
+    """By node: the rows of a feeding view."""
     returned: bool = False
     """Whether the files of tasks come back with their rows: they see no shared directory."""
 
@@ -137,7 +140,7 @@ def run(
 ) -> Iterator[pa.RecordBatch]:
     """Run ``segment`` over blocks; yield blocks."""
     blocks = Arrivals(_schemas(spec.plan, segment))
-    inputs = _loads(spec.plan, segment, blocks.read(batches))
+    inputs = _loads(spec, segment, blocks.read(batches))
 
     def named() -> str:
         return part if blocks.part is None or not segment.head else f"k{blocks.part}"
@@ -149,20 +152,36 @@ def run(
 def run_source(
     spec: Spec, segment: Segment, exit_: Exit, number: int, batches: Iterable[list[pa.Array]]
 ) -> Iterator[pa.RecordBatch]:
-    """Run ``segment``, whose head is a source, over typed columns from the reader."""
+    """Run ``segment``, whose head is a source or a feed, over typed columns from the reader."""
     node = spec.plan.node(segment.head)
-    assert isinstance(node, SourceSpec), "a reading segment begins with a source"
-    loads = ((0, load_batch(node, columns)) for columns in batches)
+    loads: Iterable[tuple[int, pa.RecordBatch]]
+    if isinstance(node, SourceSpec):
+        loads = ((0, load_batch(node, columns)) for columns in batches)
+    else:
+        loads = fed_rows.read(spec.fed[node.id], batches, first=number == 0)
     schema = _schema(spec.plan, segment)
     produced = _drive(spec, segment, loads, lambda: str(number))
     yield from _leave(spec, exit_, str(number), schema, produced)
 
 
+def by_content(spec: Spec, node: SourceSpec | FeedSpec) -> bool:
+    """Return whether equal rows of a table must meet in one task (``scan_source``)."""
+    return node.full_identity if isinstance(node, SourceSpec) else bool(spec.fed[node.id].removed)
+
+
 def scan_source(
-    source: SourceSpec, parts: int, batches: Iterable[list[pa.Array]]
+    spec: Spec,
+    node: SourceSpec | FeedSpec,
+    parts: int,
+    number: int,
+    batches: Iterable[list[pa.Array]],
 ) -> Iterator[pa.RecordBatch]:
-    """Yield blocks of a table without a key, divided so that equal rows meet in one task."""
-    schema = load_schema(source)
+    """Yield blocks of block range ``number``, divided so that equal rows meet in one task."""
+    if isinstance(node, FeedSpec):
+        for port, batch in fed_rows.read(spec.fed[node.id], batches, first=number == 0):
+            yield edges.spread(batch, port, edges.identities(batch), parts)
+        return
+    schema = load_schema(node)
     for columns in batches:
         ones = pa.array(np.ones(len(columns[0]), np.int64))
         for batch in cut(diff_batch(schema, columns, ones)):
@@ -196,6 +215,8 @@ def _schemas(whole: PhysicalPlan, segment: Segment) -> list[Schema]:
     node = whole.node(segment.head)
     if isinstance(node, SourceSpec):
         return [load_schema(node)]
+    if isinstance(node, FeedSpec):
+        return [node.schema, node.schema]  # rows, removed rows
     schemas = [whole.node(name).schema for name in plan.inputs(node)]
     if segment.step == SHARE:
         return schemas * division.ports(node)
@@ -203,10 +224,13 @@ def _schemas(whole: PhysicalPlan, segment: Segment) -> list[Schema]:
 
 
 def _loads(
-    whole: PhysicalPlan, segment: Segment, inputs: Iterable[tuple[int, pa.RecordBatch]]
+    spec: Spec, segment: Segment, inputs: Iterable[tuple[int, pa.RecordBatch]]
 ) -> Iterator[tuple[int, pa.RecordBatch]]:
     """Convert ``inputs`` to the form that the head of ``segment`` takes."""
-    head = segment.head and whole.node(segment.head)
+    head = segment.head and spec.plan.node(segment.head)
+    if isinstance(head, FeedSpec):
+        yield from Remaining(spec.fed[head.id]).run(inputs)
+        return
     if not isinstance(head, SourceSpec):
         yield from inputs
         return

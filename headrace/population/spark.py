@@ -198,7 +198,7 @@ class Spark:
         physical, sizes = inputs.plan, inputs.sizes
         with self._used():
             session = self.session(job)
-            job.phase("reading", total=tables.expected(physical.sources, sizes))
+            job.phase("reading", total=tables.expected(physical, sizes))
             cores = spark_session.parallelism(session, self._settings)
             spec = Spec(
                 physical,
@@ -214,6 +214,7 @@ class Spark:
                 owner,
                 "" if self._settings.spark_cluster else str(turns_dir(self._settings)),
                 inputs.origins(),
+                dict(inputs.fed),
                 returned=self._summary is not None and not self._summary.shared,
             )
             total = sum(size.rows for size in sizes.values())
@@ -252,9 +253,8 @@ class Spark:
         self, physical: PhysicalPlan, sizes: Mapping[str, TableSize], cores: int
     ) -> dict[str, list[list[int | None]]]:
         rows = self._settings.spark_partition_rows
-        return {
-            source.id: split_blocks(sizes[source.id], rows, cores) for source in physical.sources
-        }
+        read: list[SourceSpec | plan.FeedSpec] = [*physical.sources, *physical.feeds]
+        return {node.id: split_blocks(sizes[node.id], rows, cores) for node in read}
 
     def _forget_if_dead(self, session: Any) -> None:
         """Drop a session whose driver has died; the next population starts another."""
@@ -352,8 +352,8 @@ class _Graph:
 
     def _make(self, node: plan.Node) -> _Flow:
         match node:
-            case SourceSpec():
-                if not node.full_identity:
+            case SourceSpec() | plan.FeedSpec():
+                if not segments.by_content(self._spec, node):
                     return _Flow(Segment(node.id))
                 exit_ = Exit(segments.KEYED, node.id, 0, self._parts(node))
                 scan = self._emit(_Flow(Segment("", (), node.id)), exit_)
@@ -393,8 +393,6 @@ class _Graph:
                 raise BugError("a work table stands inside of its recursive query")
             case plan.SinkSpec():
                 raise BugError("the sink is no input")
-            case plan.FeedSpec():
-                raise BugError("a view is populated whole")
 
     def _met(self, node: plan.Node) -> Any:
         """Return the inputs of ``node``, shuffled so that each task has one part."""

@@ -20,7 +20,7 @@ import psycopg
 from msgspec.structs import replace
 from psycopg import sql
 
-from headrace.collections.plan import Node, PhysicalPlan, SourceSpec
+from headrace.collections.plan import FeedSpec, Node, PhysicalPlan, SourceSpec
 from headrace.collections.source import load_columns
 from headrace.errors import HeadraceError, TransientError
 from headrace.postgres.connect import Connection
@@ -120,9 +120,10 @@ def size(conn: Connection, source: SourceSpec) -> TableSize:
     return TableSize(rows, blocks, known=known, whole=whole, width=int(row[6] or 0) + apart)
 
 
-def expected(sources: Sequence[SourceSpec], sizes: Mapping[str, TableSize]) -> int:
+def expected(physical: PhysicalPlan, sizes: Mapping[str, TableSize]) -> int:
     """Return the number of rows to read; 0 if there is no reliable estimate."""
-    tables = {source.table_oid: source for source in sources}.values()
+    read: list[SourceSpec | FeedSpec] = [*physical.sources, *physical.feeds]
+    tables = {node.table_oid: node for node in read}.values()
     if any(s.pushdown or not sizes[s.id].known for s in tables):
         return 0
     return sum(sizes[s.id].rows for s in tables)

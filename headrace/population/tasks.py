@@ -16,7 +16,7 @@ import msgspec
 import psycopg
 import pyarrow as pa
 
-from headrace.collections.plan import SourceSpec, ValuesSpec
+from headrace.collections.plan import FeedSpec, SourceSpec, ValuesSpec
 from headrace.errors import BugError, HeadraceError, SparkUnavailable
 from headrace.kernels import rows
 from headrace.population import reader, returned_files, segments
@@ -98,20 +98,21 @@ def _scan(
     if isinstance(node, ValuesSpec):
         yield from segments.run(spec, segment, exit_, str(number), ())
         return
-    if not isinstance(node, SourceSpec):
+    if not isinstance(node, SourceSpec | FeedSpec):
         raise BugError(f'node "{node.id}" cannot be read')
+    table = spec.fed[node.id].source if isinstance(node, FeedSpec) else node
     first, last = spec.blocks[node.id][number]
     blocks = Blocks(first or 0, last)
     origin = spec.origins.get(node.id)
     with (
         _reading(spec, origin) as conn,
-        contextlib.closing(_rows(conn, node, origin, blocks)) as found,
+        contextlib.closing(_rows(conn, table, origin, blocks)) as found,
     ):
         batches = _counted(spec, f"{node.id}-{number}", found)
         if segment.head:
             yield from segments.run_source(spec, segment, exit_, number, batches)
         else:
-            yield from segments.scan_source(node, exit_.parts, batches)
+            yield from segments.scan_source(spec, node, exit_.parts, number, batches)
         with contextlib.suppress(StopIteration):
             next(iter(batches))
             raise BugError("a reading task left rows unread")

@@ -127,11 +127,6 @@ class ViewSpec:
             if (value := found.pop(name, None)) is not None:
                 limits[name] = value
         point = found.pop("from", None)
-        if point is not None and found.get("population") == "spark":
-            raise UserError(
-                'option "population" must not be "spark" with option "from"',
-                hint="Rows that another view sends are loaded in process.",
-            )
         if point is not None and found.get("placement", MAIN) != MAIN:
             raise UnsupportedError(
                 'option "placement" cannot be combined with option "from"',

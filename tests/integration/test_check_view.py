@@ -37,7 +37,6 @@ INVALID = (
     ('{"history": "tomorrow"}', "22023"),
     ('{"placement": "w9"}', "42704"),
     ('{"view_time_ms_max": 100000}', "22023"),
-    ('{"from": "p", "population": "spark"}', "22023"),
     ('{"from": "p", "placement": "w9"}', "0A000"),
 )
 """Options with the SQLSTATE of the error about them."""

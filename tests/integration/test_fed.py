@@ -191,7 +191,6 @@ def test_a25_what_cannot_be_fed_is_refused(commander, source):
     assert why(OVER, **{"from": "q"})[0] == "42704"
     assert why(OVER, **{"from": 1})[0] == "22023"
     assert why("SELECT g FROM items")[0] == "22023"
-    assert why(OVER, population="spark")[0] == "22023"
     commander.execute("CALL headrace.pause_view('v')")
     code, message = why(OVER)
     assert (code, '"v"' in message) == ("55000", True)

@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import signal
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -17,6 +18,8 @@ from headrace.expressions.remote import RemoteEvaluator
 from headrace.planner import PlanRequest, plan
 from headrace.population import division, inputs, local, merging, tables
 from headrace.population import snapshot as snapshots
+from headrace.population.fed_rows import FedRows
+from headrace.population.feeding import Feeding
 from headrace.population.inputs import Inputs
 from headrace.population.spark import split_blocks
 from headrace.population.staging import Staging, of_proof
@@ -32,8 +35,18 @@ def slow(*values):
     return pytest.param(*values, marks=pytest.mark.slow)
 
 
-def both(bench, case, path, partition_rows: int = 100):
-    """Return (rows, state) of in-process and of Spark population from one snapshot."""
+def both(
+    bench,
+    case,
+    path,
+    partition_rows: int = 100,
+    fed: FedRows | None = None,
+    modes: tuple[str, ...] = ("local", "spark"),
+):
+    """Return (rows, state) of in-process and of Spark population from one snapshot.
+
+    ``fed``: the rows of the feeding view, if the plan has one.
+    """
     bench.context.spark._settings = bench.settings.replace(spark_partition_rows=partition_rows)
     job = bench.job()
     out = []
@@ -41,13 +54,20 @@ def both(bench, case, path, partition_rows: int = 100):
         job, bench.dsn, slot_name=bench.settings.slot_name, number=str(next(_numbers)), wait_ms=5000
     ) as snapshot:
         sizes = {s.id: tables.size(bench.conn, s) for s in case.plan.sources}
-        given = Inputs(case.plan, sizes)
-        for mode in ("local", "spark"):
+        given, feeding = Inputs(case.plan, sizes), None
+        for node in case.plan.feeds:
+            sizes[node.id] = tables.size(bench.conn, fed.source)
+            given = replace(given, fed={node.id: fed})
+            feeding = Feeding(bench.context, job, None, node)
+            feeding.rows = lambda conn: fed
+        for mode in modes:
             staged = Staging(path / mode)
             staged.make()
             if mode == "local":
                 remote = RemoteEvaluator(bench.dsn, {})
-                count, write = local.populate(job, bench.dsn, given, snapshot.ref, remote, staged)
+                count, write = local.populate(
+                    job, bench.dsn, given, snapshot.ref, remote, staged, feeding
+                )
                 write()
                 remote.close()
             else:
