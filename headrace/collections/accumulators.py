@@ -27,8 +27,6 @@ Int64s = npt.NDArray[np.int64]
 
 _SCALE_MAX: Final = 18
 """Of numerics that are divided as machine integers."""
-_ONLY: Final = np.zeros(1, np.int64)
-"""The only slot of a reduce without keys."""
 
 
 class Accumulator(ABC):
@@ -53,12 +51,12 @@ class Accumulator(ABC):
         """Forget the txid."""
 
     @abstractmethod
-    def gathered(self) -> Numbers:
-        """Return the sums of the only slot, for ``join``."""
+    def gathered(self, slots: Int64s) -> list[Numbers]:
+        """Return the sums of each of ``slots`` after ``end``, for ``join``."""
 
     @abstractmethod
-    def join(self, numbers: Numbers) -> None:
-        """Add the ``gathered`` numbers of another accumulator to the only slot."""
+    def join(self, slot: int, numbers: Numbers) -> None:
+        """Add to a slot what another accumulator has ``gathered``."""
 
     @abstractmethod
     def advance(
@@ -104,14 +102,14 @@ class _Added(Accumulator):
         for one in self._sums:
             one.end(slot_count)
 
-    def gathered(self) -> Numbers:
+    def gathered(self, slots: Int64s) -> list[Numbers]:
         """See ``Accumulator``."""
-        return [one.take(_ONLY)[0] for one in self._sums]
+        return _by_slot([one.take(slots) for one in self._sums])
 
-    def join(self, numbers: Numbers) -> None:
+    def join(self, slot: int, numbers: Numbers) -> None:
         """See ``Accumulator``."""
         for one, number in zip(self._sums, numbers, strict=True):
-            one.add_one(0, number)
+            one.add_one(slot, number)
 
     def merge(self, groups: Groups, place: int, low: int, high: int) -> None:
         """See ``Accumulator``."""
@@ -313,19 +311,20 @@ class _Scaled(Accumulator):
                     own.extend((scale, *numbers))
         return out
 
-    def gathered(self) -> Numbers:
+    def gathered(self, slots: Int64s) -> list[Numbers]:
         """See ``Accumulator``."""
-        return self._taken(_ONLY)[0]
+        return self._taken(slots)
 
-    def join(self, numbers: Numbers) -> None:
+    def join(self, slot: int, numbers: Numbers) -> None:
         """See ``Accumulator``."""
         for one, number in zip(self._special, numbers[1:4], strict=True):
-            one.add_one(0, number)
+            if number:
+                one.add_one(slot, number)
         width = 1 + len(self._kinds)
         for i in range(4, len(numbers), width):
             scale, *own = numbers[i : i + width]
             for one, number in zip(self._of_scale(scale), own, strict=True):
-                one.add_one(0, number)
+                one.add_one(slot, number)
 
     def merge(self, groups: Groups, place: int, low: int, high: int) -> None:
         """See ``Accumulator``."""
@@ -412,7 +411,8 @@ class FloatSum(Accumulator):
         """See ``Accumulator``."""
         self._counts = [IntSums() for _ in range(5)]
         self._sums = FloatSums()
-        self._joined = 0
+        self._joined: dict[int, int] = {}
+        """Sums that were joined, by slot."""
 
     def add(self, slots: Int64s, column: pa.Array, weights: Int64s, slot_count: int) -> None:
         """See ``Accumulator``."""
@@ -434,25 +434,29 @@ class FloatSum(Accumulator):
             one.end(slot_count)
         self._sums.end(slot_count)
 
-    def gathered(self) -> Numbers:
+    def gathered(self, slots: Int64s) -> list[Numbers]:
         """See ``Accumulator``."""
-        counts = [one.take(_ONLY)[0] for one in self._counts]
-        return [*counts, self._sums.take(_ONLY)[0] + self._joined]
+        return _by_slot([*(one.take(slots) for one in self._counts), self._totals(slots)])
 
-    def join(self, numbers: Numbers) -> None:
+    def join(self, slot: int, numbers: Numbers) -> None:
         """See ``Accumulator``."""
         *counts, total = numbers
         for one, number in zip(self._counts, counts, strict=True):
-            one.add_one(0, number)
-        self._joined += total
+            one.add_one(slot, number)
+        self._joined[slot] = self._joined.get(slot, 0) + total
+
+    def _totals(self, slots: Int64s) -> Numbers:
+        sums = self._sums.take(slots)
+        if not self._joined:
+            return sums
+        joined = (self._joined.get(slot, 0) for slot in slots.tolist())
+        return [one + other for one, other in zip(sums, joined, strict=True)]
 
     def advance(
         self, olds: list[Numbers], at: list[int], slots: Int64s, news: list[Numbers]
     ) -> list[Any]:
         """See ``Accumulator``."""
-        counts, sums = [one.take(slots) for one in self._counts], self._sums.take(slots)
-        if self._joined:
-            sums[0] += self._joined  # of the only slot
+        counts, sums = [one.take(slots) for one in self._counts], self._totals(slots)
         found = aggregate.advance_floats(olds, at, counts, sums, news, self._average)
         return _narrowed(found) if self.result.oid == types.FLOAT4 else found
 
@@ -469,6 +473,11 @@ def _count(
     elif mask.any():
         ones = np.ones(int(mask.sum()), np.int64)
         sums.add(slots[mask], ones, weights[mask], slot_count)
+
+
+def _by_slot(columns: list[Numbers]) -> list[Numbers]:
+    """Turn numbers by kind, each by slot, into numbers by slot."""
+    return [list(numbers) for numbers in zip(*columns, strict=True)]
 
 
 def _narrowed(values: list[float | None]) -> list[float | None]:

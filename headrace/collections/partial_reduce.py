@@ -17,8 +17,7 @@ from headrace.collections.base import columns_of
 from headrace.collections.reduce import Reduce
 from headrace.collections.retained_values import Extreme
 from headrace.expressions.remote import RemoteEvaluator
-from headrace.kernels import aggregate, packed
-from headrace.kernels.aggregate import Numbers
+from headrace.kernels import packed
 from headrace.types import TEXT, Field, Schema, arrow_type, diff_batch
 
 
@@ -93,9 +92,7 @@ class PartialReduce(Reduce):
         """See ``Collection``."""
         size = self._groups()
         self._end(size)
-        numbers: list[Numbers] = [self._counts.take(np.zeros(1, np.int64))]
-        numbers += [a.gathered() for a in self._accumulators if a is not None]
-        said = b"".join(map(aggregate.encode_numbers, numbers))
+        [said] = self._gathered(np.zeros(1, np.int64))
         values = [part.column(packed.empty(1)) for part in self._parts if isinstance(part, Extreme)]
         self._clear()
         columns = [pa.array([said.hex()], arrow_type(TEXT)), *values]
@@ -127,11 +124,6 @@ class FinalReduce(Reduce):
 
     def _end(self, size: int) -> None:
         for data in self._said:
-            found, at = aggregate.decode_numbers(data, 0)
-            self._counts.add_one(0, found[0])
-            for accumulator in self._accumulators:
-                if accumulator is not None:
-                    found, at = aggregate.decode_numbers(data, at)
-                    accumulator.join(found)
+            self._join(0, data)
         self._said = []
         super()._end(size)

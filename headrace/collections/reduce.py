@@ -121,20 +121,37 @@ class Reduce(Collection):
         columns = columns_of(batch)
         weights = np.array(buffers.values(batch.columns[-1]), np.int64)
         keys = keys_of([columns[i] for i in self._node.keys], self._key_oids, n)
-        slots = self._number(keys, columns)
+        slots = self._number(keys, [columns[i] for i in self._node.keys])
         if counted:
             self._counts.add(slots, np.ones(n, np.int64), weights, len(self._slots))
         for feed in feeds:
             self._feed(feed, columns, keys, slots, weights)
 
     def _number(self, keys: Packed, columns: Sequence[pa.Array]) -> Int64s:
-        """Return the slot of each row's group; assign slots to groups new in this txid."""
+        """Return the slot of each row's group; assign slots to groups new in this txid.
+
+        ``columns``: those of the keys.
+        """
         slots, firsts = self._slots.add(keys)
         if len(firsts):
             at = pa.array(firsts)
-            shown = [columns[i].take(at) for i in self._node.keys]
-            self._key_rows.append(encode(shown, len(firsts)))
+            self._key_rows.append(encode([column.take(at) for column in columns], len(firsts)))
         return slots
+
+    def _gathered(self, slots: Int64s) -> list[bytes]:
+        """Return the encoded row count and numbers of each of ``slots``, after ``_end``."""
+        parts: list[list[Numbers]] = [[[count] for count in self._counts.take(slots)]]
+        parts += [a.gathered(slots) for a in self._accumulators if a is not None]
+        return [b"".join(map(aggregate.encode_numbers, each)) for each in zip(*parts, strict=True)]
+
+    def _join(self, slot: int, data: bytes) -> None:
+        """Add what another reduce has ``_gathered`` of a group."""
+        found, at = aggregate.decode_numbers(data, 0)
+        self._counts.add_one(slot, found[0])
+        for accumulator in self._accumulators:
+            if accumulator is not None:
+                found, at = aggregate.decode_numbers(data, at)
+                accumulator.join(slot, found)
 
     def _feed(
         self,

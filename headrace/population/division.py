@@ -22,6 +22,7 @@ import pyarrow as pa
 
 from headrace.collections import partial_reduce, plan
 from headrace.collections.base import Collection
+from headrace.collections.combined_reduce import CombinedReduce
 from headrace.collections.partial_reduce import FinalReduce, PartialReduce
 from headrace.collections.plan import Node, PhysicalPlan
 from headrace.collections.topk import HEAD, TopK
@@ -80,6 +81,13 @@ def front(node: Node, in_schema: Schema, remote: RemoteEvaluator | None) -> Coll
     if isinstance(node, plan.TopKSpec):
         return TopK(node, in_schema, remote)
     raise BugError(f'node "{node.id}" has no shares')
+
+
+def combined(node: Node, in_schema: Schema, remote: RemoteEvaluator | None) -> Collection:
+    """Return the reduce of rows, some of which were added up before."""
+    if isinstance(node, plan.ReduceSpec):
+        return CombinedReduce(node, in_schema, remote)
+    raise BugError(f'rows of node "{node.id}" cannot be added up')
 
 
 def copies(node: Node, batch: pa.RecordBatch) -> Iterator[tuple[tuple[int, ...], pa.RecordBatch]]:

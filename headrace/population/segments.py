@@ -25,8 +25,9 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
-from headrace.collections import build, plan
+from headrace.collections import build, combined_reduce, plan
 from headrace.collections.base import Collection, columns_of, cut
+from headrace.collections.combined_reduce import FrequentGroups
 from headrace.collections.plan import FeedSpec, Node, PhysicalPlan, SourceSpec
 from headrace.collections.source import load_batch, load_columns
 from headrace.collections.temporal import Temporal
@@ -56,6 +57,7 @@ _TASK_ERROR: Final = re.compile(r"\bTaskError: ([0-9A-Za-z+/=]+)")
 WHOLE: Final = "whole"
 SHARE: Final = "share"
 FRONT: Final = "front"
+COMBINED: Final = "combined"
 
 
 class TaskError(Exception):
@@ -80,7 +82,8 @@ class Segment:
     tail: tuple[str, ...] = ()
     schema_of: str = ""
     step: str = WHOLE
-    """Step of the head: WHOLE, or one of two steps (``division``): SHARE, then FRONT."""
+    """Step of the head: WHOLE, or one of two steps (``division``): SHARE, then FRONT; COMBINED:
+    the rows before may have been added up (``combined_reduce``)."""
 
     def then(self, node_id: str) -> Segment:
         """Return the segment with one more stateless collection."""
@@ -220,6 +223,9 @@ def _schemas(whole: PhysicalPlan, segment: Segment) -> list[Schema]:
     schemas = [whole.node(name).schema for name in plan.inputs(node)]
     if segment.step == SHARE:
         return schemas * division.ports(node)
+    if segment.step == COMBINED:
+        assert isinstance(node, plan.ReduceSpec), "only rows of a reduce are added up"
+        return [schemas[0], combined_reduce.schema(node, schemas[0])]
     return [division.shared_schema(node, schemas[0])] if segment.step == FRONT else schemas
 
 
@@ -275,8 +281,8 @@ def _chain(
     if segment.step != WHOLE:
         head = whole.node(segment.head)
         [schema] = (whole.node(name).schema for name in plan.inputs(head))
-        half = division.share if segment.step == SHARE else division.front
-        made = half(head, schema, remote)
+        steps = {SHARE: division.share, FRONT: division.front, COMBINED: division.combined}
+        made = steps[segment.step](head, schema, remote)
         made.open(store)
         chain.append(made)
         names = segment.tail
@@ -296,7 +302,7 @@ def _write_states(spec: Spec, segment: Segment, part: str, states: dict[str, Pie
         divided = spec.divided.get(head.id)
         if isinstance(head, plan.JoinSpec) and divided is not None and part != FIRST_PART:
             own.pop(f"{head.id}.{'left' if divided else 'right'}", None)
-        if segment.step != WHOLE:
+        if segment.step in (SHARE, FRONT):
             front = segment.step == FRONT
             own = {n: s for n, s in own.items() if division.belongs_to_step(head, n, front=front)}
         parts = {name: own.pop(name) for name in merging.shared(head) if name in own}
@@ -331,6 +337,9 @@ def _leave(
         count = spec.staging.write_rows(part, pieces)
         yield edges.counted(count)
         return
+    if exit_.kind == KEYED and combined(spec, spec.plan.node(exit_.node)):
+        yield from _leave_combined(spec, exit_, batches)
+        return
     for batch in batches:
         if exit_.kind == PLAIN:
             yield edges.whole(batch)
@@ -352,6 +361,37 @@ def _leave(
                 else edges.identities(copy)
             )
             yield edges.spread(copy, port, keys, exit_.parts)
+
+
+def _leave_combined(
+    spec: Spec, exit_: Exit, batches: Iterable[pa.RecordBatch]
+) -> Iterator[pa.RecordBatch]:
+    """Yield blocks for a reduce; rows of frequent groups are added up first."""
+    node = spec.plan.node(exit_.node)
+    assert isinstance(node, plan.ReduceSpec), "only rows of a reduce are added up"
+    schema = spec.plan.node(node.input).schema
+    groups = FrequentGroups(node, schema)
+
+    def spread(
+        port: int, places: tuple[int, ...], schema: Schema, batch: pa.RecordBatch
+    ) -> pa.RecordBatch:
+        keys = edges.keys_for(node, port, places, schema, batch)
+        return edges.spread(batch, port, keys, exit_.parts)
+
+    for batch in batches:
+        rest = groups.rest(batch)
+        if rest.num_rows:
+            yield spread(combined_reduce.ROWS, node.keys, schema, rest)
+    places, shown = tuple(range(len(node.keys))), combined_reduce.schema(node, schema)
+    for batch in groups.partials():
+        yield spread(combined_reduce.PARTIALS, places, shown, batch)
+
+
+def combined(spec: Spec, node: Node) -> bool:
+    """Return whether rows of frequent groups are added up before they reach ``node``."""
+    return isinstance(node, plan.ReduceSpec) and combined_reduce.is_combinable(
+        node, spec.plan.node(node.input).schema
+    )
 
 
 def _schema(whole: PhysicalPlan, segment: Segment) -> Schema:

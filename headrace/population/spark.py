@@ -373,6 +373,8 @@ class _Graph:
                 share = _Flow(Segment(node.id, step=segments.SHARE), self._met(node))
                 said = self._emit(share, Exit(segments.PLAIN)).repartitionById(1, "part")
                 return _Flow(Segment(node.id, step=segments.FRONT), said)
+            case plan.ReduceSpec() if segments.combined(self._spec, node):
+                return _Flow(Segment(node.id, step=segments.COMBINED), self._met(node))
             case (
                 plan.JoinSpec()
                 | plan.ReduceSpec()
