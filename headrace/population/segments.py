@@ -15,6 +15,7 @@ import base64
 import functools
 import os
 import re
+import uuid
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
@@ -92,7 +93,7 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class Spec:
-    """All inputs of a task, as stored in ``job.json``."""
+    """All inputs of a task, as stored in ``job-<n>.json``."""
 
     plan: PhysicalPlan
     dsn: str
@@ -123,7 +124,8 @@ class Spec:
         """Return the spec for tasks: a file in the shared directory, or its text."""
         if self.returned:
             return msgspec.json.encode(self, enc_hook=os.fspath).decode()
-        return str(self.staging.write_json("job.json", self))
+        # A worker that runs tasks of a second attempt must not find the spec of the first.
+        return str(self.staging.write_json(f"job-{uuid.uuid4().hex}.json", self))
 
 
 _SPECS: Final = msgspec.json.Decoder(Spec, dec_hook=lambda kind, at: kind(at))

@@ -242,7 +242,8 @@ class Spark:
                 ) from error
             finally:
                 graph.close()
-                (staged.path / "job.json").unlink(missing_ok=True)
+                for path in staged.path.glob("job-*.json"):
+                    path.unlink(missing_ok=True)
             job.check()
             merging.merge(staged, physical)
             if counted != staged.row_count():

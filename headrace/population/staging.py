@@ -7,7 +7,7 @@
         rows/<n>.copy          result rows in COPY text format
         rows/<n>.count         number of these rows
         progress/<n>           rows read by task n
-        job.json               inputs of Spark tasks (mode 0600: it holds the DSN)
+        job-<n>.json           inputs of Spark tasks (mode 0600: it holds the DSN)
 
 Spark executors on other machines need a directory that they share (setting
 ``staging_dir_override``); else their files come back through Spark (``returned_files.py``).  A task

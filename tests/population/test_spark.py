@@ -320,6 +320,19 @@ def test_several_reading_tasks_read_every_row_once(spark_bench, tmp_path):
     assert spark_state == local_state
 
 
+def test_a_second_attempt_has_its_own_snapshot(spark_bench, tmp_path):
+    """Python workers of the first attempt also run the tasks of the second."""
+    conn, query = spark_bench.conn, "SELECT customer, count(*) AS n FROM orders GROUP BY customer"
+    case = plans.Case(query, plan(conn, PlanRequest(query)).physical)
+    for _ in range(2):
+        (spark_rows, _) = both(spark_bench, case, tmp_path, modes=("spark",))[0]
+        with conn.cursor().copy(f"COPY ({query}) TO STDOUT") as copy:
+            assert spark_rows == sorted(b"".join(copy).splitlines())
+        assert not list((tmp_path / "spark").glob("*.json"))
+        shutil.rmtree(tmp_path / "db_spark")
+        conn.execute("UPDATE orders SET customer = customer + 1 WHERE id % 3 = 0")
+
+
 def test_create_view_by_spark(spark_bench):
     query = plans.joined(spark_bench.conn).sql
     spark_bench.create("v", query, options={"population": "spark"})
