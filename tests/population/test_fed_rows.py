@@ -8,19 +8,21 @@ import msgspec
 import pytest
 
 from headrace.collections.plan import FeedSpec, SourceSpec
+from headrace.collections.source import only_wanted
 from headrace.errors import StateDamaged
 from headrace.planner import PlanRequest, plan
-from headrace.population import feeding, reader
+from headrace.population import fed_rows, feeding, reader
 from headrace.population.fed_rows import FedRows
 from tests.population import plans
 from tests.population.test_spark import both
 
+# Postgres adds floats in the order of the rows; the sums of these are exact in any order.
 TABLES = """
 CREATE TABLE v (k int, n numeric, f float8, s text, t timestamptz, ok bool);
 ALTER TABLE v REPLICA IDENTITY FULL;
 CREATE FUNCTION shown(x int) RETURNS v LANGUAGE sql AS $$
     SELECT nullif(x % 9, 4), (ARRAY['1.0', '1.00', '2.5', 'NaN', NULL])[1 + x % 5]::numeric,
-    (ARRAY['-0', '0', '0.1', 'NaN', '1e300', '-Infinity', NULL])[1 + x % 7]::float8,
+    (ARRAY['-0', '0', '0.5', 'NaN', '4096.5', '-Infinity', NULL])[1 + x % 7]::float8,
     (ARRAY['a', E'b\\t\\\\\\n', '', 'é', NULL])[1 + x / 3 % 5],
     '2024-01-01'::timestamptz + x % 3 * interval '1 s', nullif(x % 3, 2) = 1 $$;
 """
@@ -72,6 +74,9 @@ def test_the_same_as_postgres_and_in_process(spark_bench, tmp_path, query, chang
     added, removed = (
         copied(conn, f"SELECT {names} FROM ({rows_of(some)}) x") for some in (new, values[:gone])
     )
+    if table.pushdown:  # as ``Feeding.rows``
+        gone_rows = only_wanted(table, fed_rows.typed(removed, table.schema))
+        removed = fed_rows.rendered(gone_rows, table.schema)
     fed = FedRows(table, '"public"."v"', added, removed)
     (local_rows, local_state), (spark_rows, spark_state) = both(
         spark_bench, case, tmp_path, fed=fed
