@@ -6,6 +6,7 @@ from typing import assert_never
 
 from headrace.collections import plan
 from headrace.collections.base import Collection
+from headrace.collections.calendar import Calendar
 from headrace.collections.chain import Filter, Fused, Map
 from headrace.collections.distinct import Distinct
 from headrace.collections.expand import Expand
@@ -91,6 +92,8 @@ def _make(  # noqa: C901  one case per node
             return Values(node)
         case plan.TemporalSpec():
             return Temporal(node, schemas[0], remote)
+        case plan.CalendarSpec():
+            return Calendar(node, schemas[0], remote)
         case plan.FeedSpec():
             return Feed(node)
         case plan.SinkSpec():

@@ -20,6 +20,7 @@ import pyarrow as pa
 from headrace import clock
 from headrace.collections import build, plan
 from headrace.collections.base import Collection, Message, cut
+from headrace.collections.calendar import Calendar
 from headrace.collections.changes import TableChanges
 from headrace.collections.plan import PhysicalPlan
 from headrace.collections.sink import Sink
@@ -64,7 +65,7 @@ class Dataflow:
         self._sources: dict[int, list[plan.SourceSpec]] = {}
         self._txid = -1
         self._now = (0, 0)
-        self._clocks: list[Temporal] = []
+        self._clocks: list[Temporal | Calendar] = []
         self._fed: Counter[str] = Counter()
         self._failed = False
         self._out: list[pa.RecordBatch] = []
@@ -78,7 +79,7 @@ class Dataflow:
                 self._users[name].append((made, port))
             if isinstance(made, Sink):
                 made.repeats = repeats
-            if isinstance(made, Temporal):
+            if isinstance(made, Temporal | Calendar):
                 self._clocks.append(made)
             if isinstance(node, plan.SourceSpec):
                 self._sources.setdefault(node.table_oid, []).append(node)
@@ -102,13 +103,22 @@ class Dataflow:
 
     @property
     def now(self) -> int | None:
-        """The least timestamp of its clock comparisons; None without any."""
+        """The least timestamp of what reads the clock in it; None without any."""
         found = {made.now for made in self._clocks}
         return min((n for n in found if n is not None), default=None)
 
     def crossing(self, instant: int) -> int:
         """Return how many rows would change at ``instant`` (``Temporal.crossing``)."""
         return sum(made.crossing(instant) for made in self._clocks)
+
+    def changed(self, instant: int) -> int:
+        """Return when a value of the calendar began that the rows lack at ``instant``; or 0."""
+        calendars = (made for made in self._clocks if isinstance(made, Calendar))
+        return max((made.changed(instant) for made in calendars), default=0)
+
+    def due(self, instant: int) -> bool:
+        """Return whether a batch without rows may change anything at ``instant``."""
+        return any(isinstance(m, Temporal) or m.due(instant) for m in self._clocks)
 
     def near(self, instant: int) -> int:
         """Return how many rows ``instant`` may change, untested (``Temporal.near``)."""

@@ -419,6 +419,18 @@ class TemporalSpec(PlanPart, frozen=True):
     schema: Schema = ()
 
 
+class CalendarSpec(PlanPart, frozen=True):
+    """Each row with one more column per value, as of the batch's timestamp.
+
+    ``values`` read the clock alone, their only column, and change only at whole seconds.
+    """
+
+    id: str
+    input: str
+    values: tuple[Expr, ...]
+    schema: Schema = ()
+
+
 class SinkSpec(PlanPart, frozen=True):
     """The last node: the consolidated rows of the view."""
 
@@ -450,6 +462,7 @@ Node = (
     | RecursiveSpec
     | ValuesSpec
     | TemporalSpec
+    | CalendarSpec
     | FeedSpec
     | SinkSpec
 )
@@ -482,7 +495,7 @@ class PhysicalPlan(PlanPart, frozen=True):
     @property
     def temporal(self) -> bool:
         """Whether the rows change as time passes."""
-        return any(isinstance(n, TemporalSpec) for n in self.nodes)
+        return any(isinstance(n, TemporalSpec | CalendarSpec) for n in self.nodes)
 
     @property
     def outdated(self) -> bool:

@@ -115,7 +115,7 @@ def meanings(whole: p.PhysicalPlan, settings: Mapping[str, str]) -> dict[str, st
 
 def _depends_on_history(node: p.Node, whole: p.PhysicalPlan) -> bool:
     match node:
-        case p.TemporalSpec() | p.FeedSpec() | p.WorkTableSpec():
+        case p.TemporalSpec() | p.CalendarSpec() | p.FeedSpec() | p.WorkTableSpec():
             return True
         case p.ReduceSpec():
             schema = whole.node(node.input).schema

@@ -17,7 +17,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -69,6 +69,8 @@ class Pool:
         self._lost: list[_Lost] = []
         self._reaper: threading.Thread | None = None
         self._closed = threading.Event()
+        self.blocks: Final[dict[Hashable, tuple[list[int], list[bytes]]]] = {}
+        """Values of the calendar that all views share (``calendar.py``)."""
         self._terminations = Terminations() if folder is None else terminations.shared(folder)
 
     @property

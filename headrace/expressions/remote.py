@@ -7,7 +7,7 @@ directions, through ``kernels.text``; see ``session`` for the settings.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -136,10 +136,17 @@ class RemoteEvaluator:
                 value_bytes_max=value_bytes_max,
             )
 
+        self.blocks: Final = for_all.blocks
+        """See ``Pool``."""
         self._trusted = session(dsn, trusted=True)
         self._untrusted = session(eval_dsn, trusted=False) if eval_dsn else None
         self._questions: dict[tuple[object, ...], _Question] = {}
         self._empty: dict[tuple[object, ...], str | None] = {}
+
+    @property
+    def context(self) -> Hashable:
+        """The same for two evaluators if they give trusted expressions the same values."""
+        return self._trusted.context
 
     def close(self) -> None:
         """Close the private pool, if there is one."""

@@ -9,7 +9,7 @@ statement computes everything first (a materialised CTE) and resets the settings
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from typing import Final, NoReturn
 
 import numpy as np
@@ -88,6 +88,11 @@ class EvaluatorSession:
         self._key = Key(dsn, tuple(effective.items()), None if trusted else owner)
         self._types: dict[int, tuple[str, bool]] = {}
         self._collations: dict[int, str] = {}
+
+    @property
+    def context(self) -> Hashable:
+        """Return what the value of an expression depends on, besides its arguments."""
+        return self._key
 
     def statement(self, source: str, columns: Sequence[str]) -> str:
         """Return a SELECT of ``columns`` (expressions) from ``source``, ordered by column ``o``."""

@@ -205,7 +205,7 @@ class AskClock(msgspec.Struct, tag=True):
 
     call: int
     unit: int
-    what: Literal["near", "crossing", "now"]
+    what: Literal["near", "crossing", "changed", "now"]
     """Methods of ``collections.dataflow.Dataflow``."""
     instant: int
 

@@ -33,6 +33,7 @@ _STATEFUL: Final = (
     plan.SetOpSpec,
     plan.RecursiveSpec,
     plan.TemporalSpec,
+    plan.CalendarSpec,
 )
 _UNITS: Final = ((1 << 30, "GB"), (1 << 20, "MB"), (1 << 10, "kB"))
 

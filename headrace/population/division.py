@@ -121,7 +121,7 @@ def divided(physical: PhysicalPlan, tables: Mapping[str, int]) -> dict[str, int]
     for node in physical.nodes:
         inputs = [rows[name] for name in plan.inputs(node)]
         rows[node.id] = _rows(node, inputs, tables)
-        if isinstance(node, plan.TemporalSpec):
+        if isinstance(node, plan.TemporalSpec | plan.CalendarSpec):
             out[node.id] = 0
         if in_two_steps(node) and inputs[0] > _ROWS_PER_SENT * rows[node.id]:
             out[node.id] = 0

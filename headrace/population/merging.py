@@ -15,7 +15,7 @@ from typing import Final
 
 import pyarrow as pa
 
-from headrace.collections.plan import Node, PhysicalPlan, TemporalSpec
+from headrace.collections.plan import CalendarSpec, Node, PhysicalPlan, TemporalSpec
 from headrace.errors import BugError
 from headrace.population.staging import Staging
 from headrace.state import layout, loaded
@@ -33,6 +33,8 @@ def shared(node: Node) -> dict[str, bool]:
     """
     if isinstance(node, TemporalSpec):
         return {f"{node.id}.pages": True, f"{node.id}.clock": False}
+    if isinstance(node, CalendarSpec):
+        return {f"{node.id}.clock": False}
     return {}
 
 

@@ -28,6 +28,7 @@ import pyarrow as pa
 
 from headrace.collections import build, combined_reduce, plan
 from headrace.collections.base import Collection, columns_of, cut
+from headrace.collections.calendar import Calendar
 from headrace.collections.combined_reduce import FrequentGroups
 from headrace.collections.plan import FeedSpec, Node, PhysicalPlan, SourceSpec
 from headrace.collections.source import load_batch, load_columns
@@ -291,7 +292,7 @@ def _chain(
     chain += [build.make(whole.node(name), whole, store, remote, lsn) for name in names if name]
     for collection in chain:
         collection.insert_only = True
-        if isinstance(collection, Temporal):
+        if isinstance(collection, Temporal | Calendar):
             collection.instant = spec.instant
     return chain
 

@@ -385,6 +385,7 @@ class _Graph:
                 | plan.SetOpSpec()
                 | plan.RecursiveSpec()
                 | plan.TemporalSpec()
+                | plan.CalendarSpec()
             ):
                 return _Flow(Segment(node.id), self._met(node))
             case plan.UnionSpec():

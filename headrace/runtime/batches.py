@@ -179,6 +179,7 @@ class Processor:
                 if view.temporal
                 and view.id not in outcome.touched
                 and view.id not in outcome.failed
+                and _is_due(view, frames.instant)
             ]
             self._enter(woken, outcome)
         self.edge.put(TimeEnd(txid, frames.attempt, sent))
@@ -457,6 +458,14 @@ def _fed(unit: Unit, outcome: Outcome) -> list[tuple[str, pa.RecordBatch]]:
             return []
         out += [(node, b) for b in outcome.sent.get(feeder, ()) if b.num_rows]
     return out
+
+
+def _is_due(view: Unit, instant: int) -> bool:
+    """Return whether time alone may change rows of a view that reads the clock."""
+    try:
+        return view.dataflow is None or view.dataflow.due(instant)
+    except Exception:  # noqa: BLE001  the same error comes up when the batch ends, which is guarded
+        return True
 
 
 def _will_look(unit: Unit, outcome: Outcome) -> bool:

@@ -195,6 +195,10 @@ class RemoteStore:
         """See ``Dataflow``."""
         return self.call(lambda number: AskClock(number, self.unit_id, "crossing", instant))
 
+    def changed(self, instant: int) -> int:
+        """See ``Dataflow``."""
+        return self.call(lambda number: AskClock(number, self.unit_id, "changed", instant))
+
     def has_rows(self, sources: Collection[str]) -> bool:
         """See ``Unit``.
 

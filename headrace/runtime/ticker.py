@@ -8,13 +8,16 @@ The timestamp is part of the batch's record, which is durable before the batch i
 replay repeats it exactly. It comes from the source's clock, as now() does in the source; the clock
 is never read while a batch is processed.
 
+A value of the calendar (``current_date``) changes in all rows at one timestamp.  The batch then has
+this timestamp, not that of the tick.  If several have passed, it has the last one.
+
 After a long pause, time advances in steps: each batch changes at most ``_ROWS_MAX`` rows, unless
 more rows are due at a single timestamp.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Final
 
 import structlog
@@ -35,6 +38,9 @@ _NOW_US: Final = """
         pg_catalog.clock_timestamp() - '2000-01-01 00:00:00+00'::pg_catalog.timestamptz)
         * 1000000)::pg_catalog.int8
 """
+
+
+_Question = Callable[[Dataflow | RemoteStore, int], int]
 
 
 class Ticker:
@@ -75,7 +81,10 @@ class Ticker:
             # One step at a time: the engine does its other work in between.
             self._pass_time(self._step(now))
             self._next = 0.0
-        elif self._forced or self._sum(now, _crossing):
+            return
+        if changed := max(self._ask(now, _changed), default=0):
+            self._pass_time(changed)
+        if self._forced or self._sum(now, _crossing):
             self._forced = False
             self._pass_time(now)
             self._passed_to(now, views)
@@ -125,22 +134,28 @@ class Ticker:
             return view.store
         return view.flow(self._state.settings, self._state.evaluators)
 
-    def _sum(self, instant: int, count: Callable[[Dataflow | RemoteStore, int], int]) -> int:
-        total = 0
+    def _sum(self, instant: int, count: _Question) -> int:
+        return sum(self._ask(instant, count))
+
+    def _ask(self, instant: int, question: _Question) -> Iterator[int]:
+        """Yield the answer of each view; 1 for a view that fails, so that a batch stops it."""
         for view in self._views():
             try:
-                total += count(self._flow(view), instant)
+                yield question(self._flow(view), instant)
             except DefiniteFailure as error:
                 # The batch will meet the same error, and stop the view properly.
                 _log.warning("view cannot take the time", view=view.id, why=str(error))
-                total += 1
+                yield 1
             except OutOfReach:
                 self._unreachable.add(view.id)  # it is about to stop, and takes no part
-        return total
 
 
 def _near(who: Dataflow | RemoteStore, instant: int) -> int:
     return who.near(instant)
+
+
+def _changed(who: Dataflow | RemoteStore, instant: int) -> int:
+    return who.changed(instant)
 
 
 def _crossing(who: Dataflow | RemoteStore, instant: int) -> int:

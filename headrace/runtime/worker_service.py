@@ -462,6 +462,8 @@ def _clock(flow: Dataflow, word: AskClock) -> int:
             return flow.near(word.instant)
         case "crossing":
             return int(flow.crossing(word.instant))
+        case "changed":
+            return flow.changed(word.instant)
         case "now":
             return flow.now or 0
 

@@ -159,6 +159,8 @@ class _Tracer:
                 # They also read the clock, which is one more column.
                 self._decided_by([_mark(e, (*below[0], None)) for e in exprs])
                 return below[0] + (None,) * len(node.tests)
+            case plan.CalendarSpec():
+                return below[0] + (None,) * len(node.values)
             case plan.SinkSpec():
                 return below[0]
             case plan.FeedSpec() if node.id in self._fed:

@@ -40,11 +40,12 @@ PLANS = {
                 (plan.TimeTestSpec(LESS, Column(1, 1184), Remote("now()", (LESS,), 1184), 1184),),
                 SCHEMA,
             ),
-            plan.SinkSpec("s", "c", SCHEMA),
+            plan.CalendarSpec("d", "c", (Remote("date($1)", (Column(0, 1184),), 1082),), SCHEMA),
+            plan.SinkSpec("s", "d", SCHEMA),
         )
     ),
 }
-DIGEST = "1be6147bf3793fe9"
+DIGEST = "4f61186c79b56830"
 
 
 def test_a_row_comes_once_only_if_nothing_hides_a_column() -> None:

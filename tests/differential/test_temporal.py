@@ -49,6 +49,12 @@ QUERIES = (
     "WITH c AS (SELECT {now} AS n, {now} - interval '1 second' AS since, {today} AS t)"
     " SELECT e.id, e.ts < c.n AS past FROM events e JOIN c ON e.ts >= c.since"
     " LEFT JOIN spans s ON s.k = e.k AND s.a < c.n WHERE e.d <= c.t OR s.k IS NULL",
+    "SELECT id, date_trunc('second', {now}) - l AS x, k FROM events",
+    "SELECT k, date_trunc('minute', {local}) AS m, {today} AS t, count(*) AS c FROM events"
+    " WHERE ts > {now} - interval '1 second' GROUP BY k",
+    "SELECT e.id, s.k FROM events e LEFT JOIN spans s ON s.k = e.k"
+    " AND s.b - e.ts < date_trunc('second', {now}) - e.ts + ({today} - e.d) * interval '1 s'",
+    "SELECT to_char({now}, 'HH24:MI:SS') AS t, count(*) AS c FROM events",
     "SELECT k, count(*) FILTER (WHERE ts > (SELECT {now} - interval '1 second')) AS c"
     " FROM events WHERE l < (SELECT {local} + interval '1 second') GROUP BY k",
 )

@@ -96,7 +96,7 @@ def test_unsupported_construct_is_named(commander, query, word):
     [
         ("SELECT id, random() FROM t", "random"),
         ("SELECT id, now() FROM t", "now"),
-        ("SELECT id, current_date FROM t", "current_date"),
+        ("SELECT id, localtimestamp FROM t", "localtimestamp"),
         ("SELECT id, current_user FROM t", "current_user"),
         ("SELECT id, clock_timestamp() FROM t", "clock_timestamp"),
     ],

@@ -104,6 +104,8 @@ class _Finder:
                 self.of[node.number.id] = _NOTHING
             case nodes.TemporalNode():
                 self.of |= {t.column.id: self._value(t.test) for t in node.tests}
+            case nodes.CalendarNode():
+                self.of |= {c.id: self._value(e) for c, e in node.values}
             case nodes.WorkTableNode():
                 for column, origins in zip(node.columns, self._work[node.name], strict=True):
                     self.of[column.id] = origins

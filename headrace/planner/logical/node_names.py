@@ -28,6 +28,7 @@ _CONSTRUCTS: Final[dict[type[nodes.Node], str]] = {
     nodes.FunctionsNode: "a set-returning function",
     nodes.ExpandNode: "GROUPING SETS",
     nodes.TemporalNode: "a comparison with the clock",
+    nodes.CalendarNode: "a value of the calendar",
     nodes.WorkTableNode: "a recursive query's reference to itself",
     nodes.RecursiveNode: "another WITH RECURSIVE",
 }

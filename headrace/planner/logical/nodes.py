@@ -409,6 +409,20 @@ class TemporalNode:
 
 
 @dataclass(frozen=True, slots=True)
+class CalendarNode:
+    """As ``TemporalNode``, with ``values`` that read the clock alone."""
+
+    input: Node
+    values: tuple[tuple[Col, Expr], ...]
+    """(output column, its value)."""
+
+    @property
+    def columns(self) -> tuple[Col, ...]:
+        """Output columns."""
+        return (*self.input.columns, *(c for c, _ in self.values))
+
+
+@dataclass(frozen=True, slots=True)
 class WorkTableNode:
     """Inside the step of a ``RecursiveNode``: the rows of the iteration before."""
 
@@ -477,6 +491,7 @@ Node = (
     | FunctionsNode
     | ExpandNode
     | TemporalNode
+    | CalendarNode
     | WorkTableNode
     | RecursiveNode
     | AgainNode
@@ -506,6 +521,7 @@ def children(node: Node) -> tuple[Node, ...]:
             | FunctionsNode()
             | ExpandNode()
             | TemporalNode()
+            | CalendarNode()
         ):
             return (node.input,)
         case _:
@@ -535,6 +551,7 @@ def with_children(node: Node, new: tuple[Node, ...]) -> Node:
             | FunctionsNode()
             | ExpandNode()
             | TemporalNode()
+            | CalendarNode()
         ):
             return dataclasses.replace(node, input=new[0])
         case _:
@@ -551,7 +568,12 @@ def expressions(node: Node) -> tuple[Expr, ...]:
     match node:
         case ScanNode() | FilterNode():
             return node.predicates
-        case ProjectNode(items=pairs) | ExpandNode(keys=pairs) | AgainNode(outer=pairs):
+        case (
+            ProjectNode(items=pairs)
+            | ExpandNode(keys=pairs)
+            | AgainNode(outer=pairs)
+            | CalendarNode(values=pairs)
+        ):
             return tuple(e for _, e in pairs)
         case JoinNode():
             return node.condition

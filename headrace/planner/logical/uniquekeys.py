@@ -44,7 +44,7 @@ def _unique(node: nodes.Node, known: Named) -> Iterable[Key]:
     match node:
         case nodes.ScanNode():
             return _of_table(node)
-        case nodes.FilterNode() | nodes.WindowNode() | nodes.TemporalNode():
+        case nodes.FilterNode() | nodes.WindowNode() | nodes.TemporalNode() | nodes.CalendarNode():
             return unique(node.input, known)
         case nodes.TopKNode():
             first = node.limit == 1 and not node.ties

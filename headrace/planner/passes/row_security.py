@@ -123,7 +123,7 @@ class _Carrier:
                     if all(place in keys for keys in node.sets)
                 ]
                 return dataclasses.replace(found, same=_joined(found.same, whole))
-            case nodes.FunctionsNode() | nodes.TemporalNode():
+            case nodes.FunctionsNode() | nodes.TemporalNode() | nodes.CalendarNode():
                 return self._input(node)
             case nodes.RecursiveNode():
                 for child in nodes.children(node):

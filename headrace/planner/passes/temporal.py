@@ -35,11 +35,13 @@ from headrace.planner.logical.scalar import (
     Call,
     Const,
     Expr,
+    Ref,
     any_call,
     reads_clock,
     refs,
     show,
 )
+from headrace.planner.passes import calendar
 from headrace.planner.scalars.coercions import convert
 from headrace.planner.scalars.lower import Lowering
 
@@ -55,9 +57,11 @@ _DETAIL: Final = (
     "The clock may stand on one side of a comparison whose other side is a value of the row,"
     " as in: ts > now() - interval '1 hour', now() BETWEEN a AND b, now() - ts < interval '1 day'."
 )
+_UNIT: Final = "A calendar unit of the clock may stand anywhere: date_trunc('minute', now())."
 _SHOWN: Final = (
-    "A value that changes continuously cannot be stored. Select the row's timestamp, and compare"
-    " it with the clock when the view is read."
+    "A value that changes continuously cannot be stored. Use a calendar unit of the clock, as in"
+    " current_date or date_trunc('minute', now()); or select the row's timestamp, and compare it"
+    " with the clock when the view is read."
 )
 _WORDS: Final = (
     r"\bnow\s*\(|\btransaction_timestamp\s*\(|\bcurrent_(date|timestamp)\b"
@@ -88,24 +92,57 @@ def extract(plan: lg.Node, lowering: Lowering) -> lg.Node:
     return _Extraction(lowering).node(plan)
 
 
-class _Tests:
-    """Computation of one ``Temporal`` node."""
+class _Columns:
+    """Columns of the clock over one node: tests of its rows, and values of the calendar."""
 
     def __init__(self, counter: itertools.count[int]) -> None:
         self._counter = counter
-        self._found: dict[Expr, lg.TimeTest] = {}
+        self._tests: dict[Expr, lg.TimeTest] = {}
+        self._values: dict[Expr, lg.Col] = {}
 
-    def column(self, test: lg.TimeTest) -> lg.Col:
+    def test(self, test: lg.TimeTest) -> Ref:
         """Return the column of ``test``."""
-        if test.test not in self._found:
+        if test.test not in self._tests:
             column = dataclasses.replace(test.column, id=next(self._counter))
-            self._found[test.test] = dataclasses.replace(test, column=column)
-        return self._found[test.test].column
+            self._tests[test.test] = dataclasses.replace(test, column=column)
+        return self._tests[test.test].column.ref
+
+    def value(self, expr: Expr) -> Ref:
+        """Return the column of a calendar value."""
+        if expr not in self._values:
+            name = show(expr)
+            self._values[expr] = lg.Col(
+                next(self._counter), name, expr.oid, expr.typmod, expr.collation
+            )
+        return self._values[expr].ref
 
     def over(self, node: lg.Node) -> lg.Node:
         """Return ``node`` with the columns."""
-        tests = tuple(self._found.values())
+        if self._values:
+            node = lg.CalendarNode(node, tuple((c, e) for e, c in self._values.items()))
+        tests = tuple(self._tests.values())
         return lg.TemporalNode(node, tests) if tests else node
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Places:
+    """Where the columns of an expression are computed: below a node, or one of its sides."""
+
+    left: _Columns
+    right: _Columns | None = None
+    join: lg.JoinNode | None = None
+    values: _Columns | None = None
+    """For values of the calendar; None: ``left``."""
+
+    def test(self, test: lg.TimeTest) -> Ref:
+        """Return the column of ``test``, on the side whose columns it reads."""
+        if self.join is None or self.right is None:
+            return self.left.test(test)
+        return (self.left if refs(test.test) <= lg.ids(self.join.left) else self.right).test(test)
+
+    def value(self, expr: Expr) -> Ref:
+        """Return the column of a calendar value."""
+        return (self.values or self.left).value(expr)
 
 
 class _Extraction:
@@ -132,17 +169,17 @@ class _Extraction:
             case lg.JoinNode():
                 return self._join(node)
             case lg.ProjectNode():
-                tests = _Tests(self._counter)
-                items = tuple((c, self._out(e, tests)) for c, e in node.items)
-                return lg.ProjectNode(tests.over(node.input), items)
+                made = _Columns(self._counter)
+                items = tuple((c, self._out(e, _Places(made))) for c, e in node.items)
+                return lg.ProjectNode(made.over(node.input), items)
             case lg.AggregateNode():
                 return self._aggregate(node)
             case lg.FunctionsNode():
-                tests = _Tests(self._counter)
-                calls = tuple(self._out(e, tests) for e in node.calls)
+                made = _Columns(self._counter)
+                calls = tuple(self._out(e, _Places(made)) for e in node.calls)
                 columns = node.columns
-                made = dataclasses.replace(node, input=tests.over(node.input), calls=calls)
-                return lg.ProjectNode(made, tuple((c, c.ref) for c in columns))
+                over = dataclasses.replace(node, input=made.over(node.input), calls=calls)
+                return lg.ProjectNode(over, tuple((c, c.ref) for c in columns))
             case _:
                 return self._refuse("the clock here")
 
@@ -155,20 +192,25 @@ class _Extraction:
 
     def _filter(self, node: lg.FilterNode) -> lg.Node:
         rest = tuple(p for p in node.predicates if not reads_clock(p))
-        tests = _Tests(self._counter)
-        mine = tuple(self._out(p, tests) for p in node.predicates if reads_clock(p))
+        made = _Columns(self._counter)
+        places = _Places(made)
+        mine = tuple(self._out(p, places) for p in node.predicates if reads_clock(p))
         below = lg.FilterNode(node.input, rest) if rest else node.input
-        return _only(lg.FilterNode(tests.over(below), mine), node.columns)
+        return _only(lg.FilterNode(made.over(below), mine), node.columns)
 
     def _join(self, node: lg.JoinNode) -> lg.Node:
-        left, right = _Tests(self._counter), _Tests(self._counter)
+        left, right = _Columns(self._counter), _Columns(self._counter)
         condition: list[Expr] = []
         above: list[Expr] = []
         for predicate in node.condition:
+            values = right if refs(predicate) <= lg.ids(node.right) else left
+            places = _Places(left, right, node, values)
             if self._sided(predicate, node):
-                condition.append(self._out(predicate, left, right, node))
+                condition.append(self._out(predicate, places))
             elif node.kind == "inner":
                 above.append(predicate)
+            elif calendar.only(predicate):
+                condition.append(self._out(predicate, places, tested=False))
             else:
                 self._refuse(
                     f"a condition of {construct(node)} that compares columns of both"
@@ -186,7 +228,7 @@ class _Extraction:
 
     def _sided(self, expr: Expr, node: lg.JoinNode) -> bool:
         """Return whether each comparison with the clock reads one side alone."""
-        if not reads_clock(expr):
+        if not reads_clock(expr) or calendar.shown(expr):
             return True
         if (test := self._test(expr)) is not None:
             used = refs(test.test)
@@ -194,41 +236,41 @@ class _Extraction:
         return isinstance(expr, Call) and all(self._sided(a, node) for a in expr.args)
 
     def _aggregate(self, node: lg.AggregateNode) -> lg.Node:
-        tests = _Tests(self._counter)
-        aggs = lg.over(node.aggs, lambda e: self._out(e, tests))
-        grouped = tuple((c, self._out(e, tests)) for c, e in node.keys)
-        return dataclasses.replace(node, input=tests.over(node.input), keys=grouped, aggs=aggs)
+        made = _Columns(self._counter)
+        places = _Places(made)
+        aggs = lg.over(node.aggs, lambda e: self._out(e, places))
+        grouped = tuple((c, self._out(e, places)) for c, e in node.keys)
+        return dataclasses.replace(node, input=made.over(node.input), keys=grouped, aggs=aggs)
 
     # --- expressions
 
     def _out(
-        self,
-        expr: Expr,
-        tests: _Tests,
-        right: _Tests | None = None,
-        join: lg.JoinNode | None = None,
-        *,
-        guarded: bool = False,
+        self, expr: Expr, places: _Places, *, guarded: bool = False, tested: bool = True
     ) -> Expr:
-        """Replace comparisons in ``expr`` by columns of ``tests`` (in a join, or of ``right``)."""
+        """Replace comparisons and calendar values in ``expr`` by columns.
+
+        ``guarded``: a conditional decides whether it is computed.  Without ``tested``, comparisons
+        stay.
+        """
         if not reads_clock(expr):
             return expr
-        test = self._test(expr)
-        if test is not None:
-            if guarded and any_call(expr, lambda c: c.raises and bool(refs(c))):
+        if tested and (test := self._test(expr)) is not None:
+            fails = guarded and any_call(expr, lambda c: c.raises and bool(refs(c)))
+            if not fails:
+                return places.test(test)
+            if not calendar.only(expr):
                 self._refuse("a comparison with the clock that may fail, inside CASE or the like")
-            home = tests
-            if join is not None and right is not None:
-                home = tests if refs(test.test) <= lg.ids(join.left) else right
-            return home.column(test).ref
+            tested = False
+        if calendar.shown(expr):
+            return places.value(expr)
         if not isinstance(expr, Call) or expr.args == (CLOCK,):
             return self._refuse(
                 f"{_name(expr)} outside of a comparison with a value of a row", _SHOWN
             )
-        if expr.symbol in _ORDER:
-            self._refuse(f"the comparison {show(expr)}")
+        if expr.symbol in _ORDER and not calendar.only(expr):
+            self._refuse(f"the comparison {show(expr)}", _UNIT)
         inner = guarded or (expr.symbol in CONDITIONAL and expr.symbol not in _PLAIN)
-        args = tuple(self._out(a, tests, right, join, guarded=inner) for a in expr.args)
+        args = tuple(self._out(a, places, guarded=inner, tested=tested) for a in expr.args)
         return dataclasses.replace(expr, args=args)
 
     def _test(self, expr: Expr) -> lg.TimeTest | None:
@@ -388,7 +430,7 @@ def _only(node: lg.Node, columns: tuple[lg.Col, ...]) -> lg.Node:
 
 
 def _expressions(node: lg.Node) -> tuple[Expr, ...]:
-    return () if isinstance(node, lg.TemporalNode) else lg.expressions(node)
+    return () if isinstance(node, lg.TemporalNode | lg.CalendarNode) else lg.expressions(node)
 
 
 def _anywhere(node: lg.Node) -> bool:

@@ -176,6 +176,8 @@ class PhysicalBuilder:
                 return self._window(node)
             case lg.TemporalNode():
                 return self._temporal(node)
+            case lg.CalendarNode():
+                return self._calendar(node)
             case lg.AgainNode():
                 return self._again(node)
             case _:
@@ -534,6 +536,16 @@ class PhysicalBuilder:
         # By what is there: pruned columns of a chain may be more than those of the node.
         columns = (*chain.columns, *(x.column for x in node.tests))
         self._nodes.append(p.TemporalSpec(node_id, below, tests, schema(columns)))
+        return _Chain(node_id, columns, columns)
+
+    def _calendar(self, node: lg.CalendarNode) -> _Chain:
+        chain = self._chain(node.input)
+        below = self._close(chain)
+        now = lg.Col(CLOCK.id, "now()", CLOCK.oid)
+        values = tuple(self._expressions.over(e, (now,)) for _, e in node.values)
+        node_id = self._said("calendar", node)
+        columns = (*chain.columns, *(c for c, _ in node.values))
+        self._nodes.append(p.CalendarSpec(node_id, below, values, schema(columns)))
         return _Chain(node_id, columns, columns)
 
     # -- reduce

@@ -47,6 +47,7 @@ _ROW_US: Final = {
     "Window": 0.8,
     "FlatMap": 2.0,
     "Temporal": 1.5,
+    "Calendar": 1.0,
     "Sink": 0.35,
 }
 """Cost of an incoming row."""
@@ -63,6 +64,7 @@ _CALL_US: Final = {
     "Window": 250.0,
     "FlatMap": 300.0,
     "Temporal": 100.0,
+    "Calendar": 80.0,
     "Sink": 95.0,
 }
 _PAIR_US: Final = 1.2
@@ -194,6 +196,8 @@ class ExpectedCosts:
                     yield self._state(side, self._width(side, len(node.schema)))
             case p.TemporalSpec():
                 yield self._state(node.input, 0, 2)
+            case p.CalendarSpec():
+                yield self._state(node.input, 0)
             case p.RecursiveSpec():
                 yield None
             case _:

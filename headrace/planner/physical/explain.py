@@ -20,6 +20,7 @@ from headrace.planner.logical.nodes import (
     AgainNode,
     Agg,
     AggregateNode,
+    CalendarNode,
     Col,
     DistinctNode,
     ExpandNode,
@@ -161,6 +162,8 @@ def _rare(node: Node) -> str:
         return f"Again {node.number} [{_names(node)}]"
     if isinstance(node, TemporalNode):
         return "Temporal [" + ", ".join(show(t.test) for t in node.tests) + "]"
+    if isinstance(node, CalendarNode):
+        return "Calendar [" + ", ".join(show(e) for _, e in node.values) + "]"
     return kind(node)
 
 
@@ -294,6 +297,7 @@ _COST: Final = {
     "FlatMap": "O(changes × rows of the functions)",
     "Window": "O(touched partitions)",
     "Temporal": "O(changes + rows whose time has come)",
+    "Calendar": "O(changes), O(rows) when a value changes",
     "Sink": "O(changed result rows)",
 }
 
@@ -401,7 +405,7 @@ def _state(node: physical.Node) -> str:
             return "all rows, by time"
         case physical.DistinctSpec():
             return "distinct rows"
-        case physical.TopKSpec():
+        case physical.TopKSpec() | physical.CalendarSpec():
             return "rows of the input"
         case physical.WindowSpec():
             return "rows and some values" if node.native else "rows of input and output"
