@@ -82,7 +82,7 @@ class Ticker:
             self._pass_time(self._step(now))
             self._next = 0.0
             return
-        if changed := max(self._ask(now, _changed), default=0):
+        if changed := max(self._ask(now, _changed, now), default=0):
             self._pass_time(changed)
         if self._forced or self._sum(now, _crossing):
             self._forced = False
@@ -137,15 +137,15 @@ class Ticker:
     def _sum(self, instant: int, count: _Question) -> int:
         return sum(self._ask(instant, count))
 
-    def _ask(self, instant: int, question: _Question) -> Iterator[int]:
-        """Yield the answer of each view; 1 for a view that fails, so that a batch stops it."""
+    def _ask(self, instant: int, question: _Question, failed: int = 1) -> Iterator[int]:
+        """Yield the answer of each view; ``failed`` for a view that fails: a batch stops it."""
         for view in self._views():
             try:
                 yield question(self._flow(view), instant)
             except DefiniteFailure as error:
                 # The batch will meet the same error, and stop the view properly.
                 _log.warning("view cannot take the time", view=view.id, why=str(error))
-                yield 1
+                yield failed
             except OutOfReach:
                 self._unreachable.add(view.id)  # it is about to stop, and takes no part
 

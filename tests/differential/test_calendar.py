@@ -113,6 +113,8 @@ QUERIES = (
     "SELECT id, at < {now} AS past, {today} - d AS x FROM dues WHERE at > {now} - interval '1 day'",
     "SELECT id FROM dues WHERE {today} - d > n * 2 EXCEPT SELECT {hour} FROM rates",
     "SELECT k, {today} AS t, count(*) AS c FROM dues GROUP BY ROLLUP (k, {today})",
+    "WITH RECURSIVE r(d, i) AS (SELECT {today} - 1, 0 UNION ALL SELECT d + 1, i + 1 FROM r WHERE i < 3)"
+    " SELECT r.d, count(u.id) AS c FROM r LEFT JOIN dues u ON u.d = r.d GROUP BY r.d",
 )
 
 
@@ -252,8 +254,21 @@ class Driven:
         """Build the dataflow again over the state, as after a crash."""
         self.flow = self._flow()
 
-    def step(self, instant: int, ops: dict[str, list[Op]]) -> None:
-        """Process a batch; one without rows for it only if it is due."""
+    def step(self, instant: int, ops: dict[str, list[Op]], *, replayed: bool = False) -> None:
+        """Process a batch; one without rows for it only if it is due.
+
+        ``replayed``: roll back, and process it again.
+        """
+        self.store.checkpoint()
+        if replayed:
+            before, txid = Counter(self.shown), self.txid
+            self._process(instant, ops)
+            self.store.rollback()
+            self.restart()
+            self.shown, self.txid = before, txid
+        self._process(instant, ops)
+
+    def _process(self, instant: int, ops: dict[str, list[Op]]) -> None:
         read = {s.table_oid for s in self.plan.sources}
         given = {self.server.tables[n].oid: o for n, o in ops.items() if o}
         rows = {oid: o for oid, o in given.items() if oid in read}
@@ -340,10 +355,15 @@ def drive(server: Server, timezone: str, at: str, seed: int, generated_queries: 
         for view in views:
             closing.callback(view.remote.close)
             view.check(first, f"seed {seed}, populated at {first}")
+        ops = server.change(rng, at)
+        for view in views:
+            # The first commits after a population may be older than its now().
+            view.step(first - rng.choice([1, HOUR, 24 * HOUR]), ops)
+            view.check(first, f"seed {seed}, after a batch of before {first}")
         for instant in later:
             ops = server.change(rng, at) if rng.random() < 0.5 else {}
             for view in views:
                 if rng.random() < 0.2:
                     view.restart()
-                view.step(instant, ops)
+                view.step(instant, ops, replayed=rng.random() < 0.2)
                 view.check(instant, f"seed {seed}, instant {instant}, changes {ops}")

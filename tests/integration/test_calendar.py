@@ -27,6 +27,8 @@ TODAY = "({now} AT TIME ZONE '{zone}')::date"
 QUERIES = {
     "overdue": f"SELECT id, {TODAY} - d AS days FROM dues",
     "grouped": f"SELECT k, {TODAY} AS t, count(*) FILTER (WHERE {TODAY} > d) AS n FROM dues GROUP BY k",
+    "shared": f"SELECT k, n + 1 AS m FROM (SELECT k, {TODAY} AS t, count(*) FILTER (WHERE {TODAY} > d)"
+    " AS n FROM dues GROUP BY k) g",
     "compared": f"SELECT id FROM dues WHERE {TODAY} - d > k",
     "mixed": f"SELECT id, d < {TODAY} AS past, {TODAY} - d AS days FROM dues WHERE {{now}} > 'epoch'",
 }

@@ -248,6 +248,12 @@ INSERT INTO events VALUES (NULL, NULL, 1), ('infinity', '-infinity', 2);
             True,
         ),
         ("SELECT n FROM events WHERE at > now()", True),
+        (
+            "SELECT n, current_date - day AS late, date_trunc('hour', now()) - at AS age FROM events"
+            " WHERE extract(hour FROM at) < extract(hour FROM now()) AND isfinite(at)",
+            True,
+        ),
+        ("SELECT current_date - day AS late, count(*) AS c FROM events GROUP BY 1", True),
         ("SELECT n FROM events WHERE n > 9 AND at > now()", False),
     ],
 )

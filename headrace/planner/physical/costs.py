@@ -414,7 +414,9 @@ class ExpectedCosts:
                 if column >= len(node.keys):
                     return None
                 return self._traced(self._nodes[node.input], node.keys[column])
-            case p.FilterSpec() | p.TopKSpec() | p.DistinctSpec() | p.WindowSpec():
+            case (
+                p.FilterSpec() | p.TopKSpec() | p.DistinctSpec() | p.WindowSpec() | p.CalendarSpec()
+            ):
                 below = self._nodes[node.input]
                 return self._traced(below, column) if column < len(below.schema) else None
             case _:
