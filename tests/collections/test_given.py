@@ -105,6 +105,15 @@ def test_groups_that_show_the_first_form_of_a_key_are_not_shared(oid, shared):
     assert ("r" in found) is shared
 
 
+def test_nodes_that_read_the_clock_are_not_shared():
+    table = source("table", INT4, INT4)
+    today = plan.CalendarSpec("c", "table", (), table.schema)
+    groups = plan.ReduceSpec("r", "c", (0,), (), (Field("k", INT4),))
+    assert subplans.signatures(plans.finish(table, today, groups), {}) == {}
+    groups = structs.replace(groups, input="table")
+    assert [*subplans.signatures(plans.finish(table, groups), {})] == ["r"]
+
+
 def test_which_states_belong_to_a_part():
     above = subplans.over_feeds(WHOLE, ["j"])
     assert subplans.keeps(above, "r.values")

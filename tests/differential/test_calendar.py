@@ -113,6 +113,8 @@ QUERIES = (
     "SELECT id, at < {now} AS past, {today} - d AS x FROM dues WHERE at > {now} - interval '1 day'",
     "SELECT id FROM dues WHERE {today} - d > n * 2 EXCEPT SELECT {hour} FROM rates",
     "SELECT k, {today} AS t, count(*) AS c FROM dues GROUP BY ROLLUP (k, {today})",
+    "SELECT date_trunc('second', {now}) AS s, date_trunc('minute', {local}) AS m, count(*) AS c"
+    " FROM dues",
     "WITH RECURSIVE r(d, i) AS (SELECT {today} - 1, 0 UNION ALL SELECT d + 1, i + 1 FROM r WHERE i < 3)"
     " SELECT r.d, count(u.id) AS c FROM r LEFT JOIN dues u ON u.d = r.d GROUP BY r.d",
 )
