@@ -1,4 +1,4 @@
-"""Views with units of the clock, in a server: what happens when the day ends.
+"""Views with units of the clock in a server, around the end of a day.
 
 The day ends soon, because the views use a time zone in which it is nearly midnight. Postgres
 computes the queries as of the timestamp of the views' progress.
