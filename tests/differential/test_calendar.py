@@ -2,7 +2,7 @@
 
 The instants are those at which calendars are irregular. A dataflow is driven through them, as the
 engine drives it. Postgres computes the query with the instant in place of now(). A failure prints
-the seed. ``test_temporal.py`` and ``tests/outside/test_calendar.py`` have engines and real time.
+the seed. ``test_temporal.py`` and ``tests/integration/test_calendar.py`` have engines and real time.
 """
 
 from __future__ import annotations
