@@ -30,8 +30,9 @@ BEGIN
     INSERT INTO headrace.commands AS c (procedure, arguments, settings, queued)
     VALUES (procedure, arguments, settings, queued)
     RETURNING c.id INTO command;
-    -- It is looked for without that as well, less often; a full queue would fail the COMMIT.
-    IF pg_notification_queue_usage() < 0.5 THEN
+    -- It is looked for without that as well, less often; a full queue would fail the COMMIT.  A transaction that may be
+    -- prepared must not notify.
+    IF pg_notification_queue_usage() < 0.5 AND NOT (queued AND current_setting('max_prepared_transactions')::int > 0) THEN
         PERFORM pg_notify('headrace_commands', command::text);
     END IF;
     IF queued THEN

@@ -9,6 +9,7 @@ import psycopg
 import pytest
 
 from headrace.embedded.binaries import account, install_dir
+from headrace.embedded.postgres import EmbeddedPostgres
 from tests.compared import differs
 from tests.security.roles import connect, role
 from tests.waiting import wait_until
@@ -187,3 +188,22 @@ def test_calls_of_before_a_kill_are_carried_out_after_it(engine, source, user):
     wait_until(lambda: views(source) == ["v"], "it is created")
     source.execute("CALL headrace.wait_for('v')")
     assert differs(source, "v", COUNT) == []
+
+
+def test_a_prepared_transaction_may_contain_calls(start_engine):
+    with EmbeddedPostgres(None, 18, {"max_prepared_transactions": "5"}, durable=False) as server:
+        engine = start_engine(server.dsn())
+        with psycopg.connect(server.dsn(), autocommit=True) as conn:
+            conn.execute(TABLES)
+            for name in ("v", "w"):
+                conn.execute("BEGIN")
+                conn.execute(CREATE, (name, COUNT))
+                conn.execute(f"PREPARE TRANSACTION '{name}'")
+            conn.execute("ROLLBACK PREPARED 'w'")
+            assert views(conn) == []
+            conn.execute("COMMIT PREPARED 'v'")
+            wait_until(lambda: views(conn) == ["v"], "it is created")
+            conn.execute("CALL headrace.wait_for('v')")
+            assert differs(conn, "v", COUNT) == []
+            assert calls(conn) == [("create_view", "v", "done", None)]
+        engine.stop()
