@@ -82,6 +82,7 @@ FUNCTIONS = {
 }
 INTERNAL = {
     *("ask_engine", "await_command", "captured_settings", "command_result", "find_view"),
+    *("calls", "help", "refused_commit", "wait_here"),
     *("history_times", "join_worker"),
     *("refuse_rows", "stamp_command", "submit", "table_mark"),
     *("feed_of", "feed_read"),  # of a feed, not of a view

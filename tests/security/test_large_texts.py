@@ -58,7 +58,7 @@ PEAK_BYTES_MAX = 96 << 20
 @pytest.fixture(scope="module")
 def running(databases, tmp_path_factory) -> Iterator[EmbeddedEngine]:
     more = {
-        "HEADRACE_PLANNING_TIME_MS_MAX": "1500",
+        "HEADRACE_PLANNING_TIME_MS_MAX": "4000",
         # The commander reads such statements on its port, too.
         "HEADRACE_STATEMENT_BYTES_MAX": str(1 << 21),
     }

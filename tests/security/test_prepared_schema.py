@@ -236,6 +236,7 @@ def test_rights_that_were_given_on_our_tables_are_taken_back(server, low):
     assert rights == [
         ("commands.arguments", "INSERT"),
         ("commands.procedure", "INSERT"),
+        ("commands.queued", "INSERT"),
         ("commands.settings", "INSERT"),
         ("feeds.history_id", "INSERT"),
         ("feeds.name", "INSERT"),
