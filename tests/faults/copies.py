@@ -98,6 +98,13 @@ def write_unread(dsn: str, slot_name: str, megabytes: int) -> None:
         wait_until(lambda: slot(conn, slot_name)[0] >= end, "it is confirmed", every_s=0.05)
 
 
+def go_on(dsn: str) -> None:
+    """Write rows that views read, and more WAL than the original has written since the copy."""
+    with connect(dsn) as conn:
+        conn.execute("INSERT INTO t (n) SELECT 9 FROM generate_series(1, 10)")
+        conn.execute("INSERT INTO unread SELECT repeat('x', 1000) FROM generate_series(1, 5000)")
+
+
 def copy_states(engine: EmbeddedEngine, to: Path) -> None:
     """Copy the data directory of an engine that is stopped."""
     assert not engine.running

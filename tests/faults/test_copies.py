@@ -240,11 +240,7 @@ def test_files_copied_while_all_was_stopped(
         original.restart()
     with clone:
         copy = clone.dsn(conninfo_to_dict(original.dsn)["dbname"])
-        with connect(copy) as conn:
-            conn.execute("INSERT INTO t (n) SELECT 9 FROM generate_series(1, 10)")
-            conn.execute(
-                "INSERT INTO unread SELECT repeat('x', 1000) FROM generate_series(1, 5000)"
-            )
+        copies.go_on(copy)
         engine = start_engine(copy)
         exact(copy)
         assert (ids(copy) == original.ids) is (states == "same")
@@ -295,11 +291,7 @@ def test_the_original_s_states_on_a_snapshot_of_its_running_server(
     original.restart()
     with clone:
         copy = clone.dsn(conninfo_to_dict(original.dsn)["dbname"])
-        with connect(copy) as conn:
-            conn.execute("INSERT INTO t (n) SELECT 9 FROM generate_series(1, 10)")
-            conn.execute(
-                "INSERT INTO unread SELECT repeat('x', 1000) FROM generate_series(1, 5000)"
-            )
+        copies.go_on(copy)
         engine = start_engine(copy)
         exact(copy)
         assert (ids(copy) == original.ids) is (change == "idle")

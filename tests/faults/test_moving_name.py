@@ -136,11 +136,7 @@ def test_a_snapshot_of_the_server_answers_to_the_name(engine, old, name, tmp_pat
     copies.write_unread(old.dsn, "headrace", 1)
     with at(NEW, files, old.server.port) as server:
         moved = Place(server, NEW)
-        with connect(moved.dsn) as conn:
-            conn.execute("INSERT INTO t (n) SELECT 9 FROM generate_series(1, 10)")
-            conn.execute(
-                "INSERT INTO unread SELECT repeat('x', 1000) FROM generate_series(1, 5000)"
-            )
+        copies.go_on(moved.dsn)
         name.lead_to(NEW)
         old.server.stop()
         copies.exact(moved.dsn)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import random
 import threading
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import psycopg
@@ -54,6 +56,32 @@ def change(conn, rng: random.Random) -> None:
             (number, rng.randint(0, 55), rng.randint(1, 9)),
         )
         conn.execute("DELETE FROM items WHERE id = %s", (rng.randint(1, 1100),))
+
+
+@contextlib.contextmanager
+def writing(
+    dsn: str, also: Callable[[psycopg.Connection, random.Random, int], None]
+) -> Iterator[None]:
+    """Change the tables in two threads; ``also``: more statements of the transaction of a seed."""
+    stop = threading.Event()
+
+    def write(seed: int) -> None:
+        rng = random.Random(seed)
+        with psycopg.connect(dsn, autocommit=True) as conn:
+            while not stop.is_set():
+                change(conn, rng)
+                with conn.transaction():
+                    conn.execute("UPDATE names SET name = name || 'x' WHERE g = %s", (seed * 2,))
+                    also(conn, rng, seed)
+
+    with ThreadPoolExecutor(2) as pool:
+        writers = [pool.submit(write, seed) for seed in (1, 2)]
+        try:
+            yield
+        finally:
+            stop.set()
+        for writer in writers:
+            writer.result()
 
 
 def plan_of(conn, name: str) -> str:
@@ -153,28 +181,15 @@ def test_a45_while_writers_go_on_and_with_other_tables(engine, commander, source
         "w1": "SELECT m.name, v.total, v.n FROM v JOIN names m ON m.g = v.g",
         "w2": "SELECT a.g, a.total - b.total AS d FROM v a JOIN v b ON b.g = a.g + 1",
     }
-    stop = threading.Event()
 
-    def write(seed: int) -> None:
-        rng = random.Random(seed)
-        with psycopg.connect(engine.source, autocommit=True) as conn:
-            while not stop.is_set():
-                change(conn, rng)
-                with conn.transaction():
-                    conn.execute("UPDATE names SET name = name || 'x' WHERE g = %s", (seed * 2,))
-                    conn.execute("UPDATE items SET x = x + 1 WHERE g = %s", (seed * 2,))
+    def also(conn: psycopg.Connection, _: random.Random, seed: int) -> None:
+        conn.execute("UPDATE items SET x = x + 1 WHERE g = %s", (seed * 2,))
 
-    with ThreadPoolExecutor(2) as pool:
-        writers = [pool.submit(write, seed) for seed in (1, 2)]
-        try:
-            for name, query in queries.items():
-                feed(commander, name, query)
-                for made in [n for n in ("w2",) if exists(source, n)] * 10:
-                    assert differs(source, made, queries[made]) == []
-        finally:
-            stop.set()
-        for writer in writers:
-            writer.result()
+    with writing(engine.source, also):
+        for name, query in queries.items():
+            feed(commander, name, query)
+            for made in [n for n in ("w2",) if exists(source, n)] * 10:
+                assert differs(source, made, queries[made]) == []
     for _ in range(2):
         check(commander, {"v": SUMS} | {n: inlined(q) for n, q in queries.items()})
         change(source, random.Random(9))

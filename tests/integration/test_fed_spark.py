@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import random
-import threading
-from concurrent.futures import ThreadPoolExecutor
 
 import psycopg
 import pytest
 
 from tests.integration import test_fed
-from tests.integration.test_fed import SUMS, change, check, feed, inlined
+from tests.integration.test_fed import SUMS, change, check, feed, inlined, writing
 from tests.integration.test_resync import wait
 from tests.waiting import wait_until
 
@@ -38,29 +36,16 @@ def test_a25_on_spark_while_writers_go_on(engine, commander, source):
     wait_until(lambda: "spark is warm" in engine.log, "Spark starts", 120)
     notices: list[str] = []
     commander.add_notice_handler(lambda notice: notices.append(notice.message_primary))
-    stop = threading.Event()
 
-    def write(seed: int) -> None:
-        rng = random.Random(seed)
-        with psycopg.connect(engine.source, autocommit=True) as conn:
-            while not stop.is_set():
-                change(conn, rng)
-                with conn.transaction():
-                    conn.execute("UPDATE names SET name = name || 'x' WHERE g = %s", (seed * 2,))
-                    conn.execute("UPDATE items SET x = x + 1 WHERE g %% 50 = %s", (seed * 2,))
-                    conn.execute("DELETE FROM items WHERE id = %s", (rng.randint(2000, 6000),))
+    def also(conn: psycopg.Connection, rng: random.Random, seed: int) -> None:
+        conn.execute("UPDATE items SET x = x + 1 WHERE g %% 50 = %s", (seed * 2,))
+        conn.execute("DELETE FROM items WHERE id = %s", (rng.randint(2000, 6000),))
 
-    with ThreadPoolExecutor(2) as pool:
-        writers = [pool.submit(write, seed) for seed in (1, 2)]
-        try:
-            for name, query in OVER.items():
-                feed(commander, name, query, population="spark")
-                assert any("on Spark" in text for text in notices), notices
-                notices.clear()
-        finally:
-            stop.set()
-        for writer in writers:
-            writer.result()
+    with writing(engine.source, also):
+        for name, query in OVER.items():
+            feed(commander, name, query, population="spark")
+            assert any("on Spark" in text for text in notices), notices
+            notices.clear()
     queries = {"v": SUMS} | {name: inlined(query) for name, query in OVER.items()}
     check(commander, queries)
     for seed in range(3):
