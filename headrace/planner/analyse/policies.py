@@ -41,8 +41,8 @@ _COLUMNS: Final = """
 SELECT a.attnum, a.attname, t.typtype = 'd' FROM pg_attribute a JOIN pg_type t ON t.oid = a.atttypid
  WHERE a.attrelid = %s AND a.attnum = ANY (%s) ORDER BY a.attname"""
 _HINT: Final = (
-    "Create the view as a role to which no policy applies, such as the table's owner. Whoever may"
-    " read the view then sees all of its rows."
+    "Create the view as a role to which no policy applies, such as the table's owner. Every role"
+    " that may read the view then sees all of its rows."
 )
 
 
