@@ -229,12 +229,11 @@ class Direct:
             while self._outbox:
                 number, latest = next(iter(self._outbox.items()))
                 columns = dict(latest)
-                await commands.write_progress(conn, number, columns)
+                if await commands.write_progress(conn, number, columns):
+                    self._announced.set()
                 # Only after the write: a lost connection must not lose the outcome.
                 if self._outbox[number] == columns:
                     del self._outbox[number]
-                    if "status" in columns:
-                        self._announced.set()  # a queued one may have waited for it
             self._written.set()
             if self._tasks:
                 await self._look(conn)

@@ -24,6 +24,7 @@ from headrace.errors import (
     TransientError,
     UndefinedError,
     UserError,
+    from_wire,
 )
 from headrace.postgres import failures, tokens
 from headrace.postgres.connect import async_session
@@ -230,14 +231,8 @@ class SessionWaits:
             found = await self._ask(asked)
             if found.queued:
                 return found
-            if found.id is None and found.failed is not None:
-                error = found.failed
-                raise UserError(
-                    error.get("M", ""),
-                    detail=error.get("D"),
-                    hint=error.get("H"),
-                    sqlstate=error.get("C"),
-                )
+            if found.failed is not None:
+                raise from_wire(found.failed)
             if found.id is None:
                 raise UndefinedError(
                     f'view "{request.name}" does not exist',

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import msgspec
 import psycopg
-from psycopg.rows import class_row
+from psycopg.rows import class_row, tuple_row
 
 from headrace.sql.status import CommandStatus
 
@@ -69,25 +69,30 @@ async def take(conn: Connection, most: int) -> list[Taken]:
         return await cursor.fetchall()
 
 
-async def write_progress(conn: Connection, number: int, columns: Mapping[str, str]) -> None:
+async def write_progress(conn: Connection, number: int, columns: Mapping[str, str]) -> bool:
     """Write the progress of a command; with a status: write its outcome, and delete old commands.
+
+    Returns whether a queued one has ended, so that the next one of its role may begin.
 
     The arguments of a finished command are erased, because they may hold a password.
     """
     status = columns.get("status")
-    await conn.execute(
+    cursor = conn.cursor(row_factory=tuple_row)
+    await cursor.execute(
         "UPDATE headrace.commands SET status = coalesce(%s, status),"
         " progress = coalesce(%s::jsonb, progress),"
         " result = %s::jsonb, error = %s::jsonb,"
         " arguments = CASE WHEN %s::text IS NULL THEN arguments ELSE '{}' END, finished_at ="
         " CASE WHEN %s::text IS NOT NULL THEN clock_timestamp() END"
-        " WHERE id = %s",
+        " WHERE id = %s RETURNING queued",
         (
             *(status, columns.get("progress"), columns.get("result")),
             *(columns.get("error"), status, status, number),
         ),
     )
+    row = await cursor.fetchone()
     if status is not None:
         await conn.execute(
             "DELETE FROM headrace.commands WHERE finished_at < now() - %s::interval", (_KEEP,)
         )
+    return status is not None and row is not None and bool(row[0])

@@ -118,7 +118,8 @@ SELECT v.id, v.status, headrace.view_message(v.id) AS message,
          JOIN headrace.stand_ins i ON i.table_oid = t.table_oid WHERE t.view_id = v.id) AS beyond,
        extract(epoch FROM %(timeout)s::interval)::float8 AS timeout,
        EXISTS (SELECT FROM headrace.commands c JOIN pg_roles r ON r.oid = c.caller
-         WHERE c.queued AND c.status IN ('pending', 'running') AND r.rolname = %(caller)s) AS queued,
+         WHERE c.queued AND c.status IN ('pending', 'running') AND r.rolname = %(caller)s
+           AND (v.id IS NULL OR c.subject = %(name)s AND c.procedure IN ('create_view', 'drop_view'))) AS queued,
        CASE WHEN v.id IS NULL THEN (
          SELECT c.error FROM headrace.commands c JOIN pg_roles r ON r.oid = c.caller
           WHERE c.queued AND c.status = 'failed' AND c.subject = %(name)s AND r.rolname = %(caller)s
@@ -184,7 +185,8 @@ class WaitedView:
     """Whether the view reads other databases, which must be asked for their positions."""
     timeout: float | None
     queued: bool
-    """Whether calls that the caller has made in transactions are not carried out yet."""
+    """Whether calls that the caller has made in transactions, and that may create or drop it, are
+    not carried out yet."""
     failed: dict[str, str] | None
     """Error of the last such call about that name, if there is no view."""
 

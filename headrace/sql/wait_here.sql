@@ -1,12 +1,13 @@
 -- Waits inside a transaction until a view covers what is committed now, and so each position that has been reached.
--- Calls that the current role has queued are waited for, too, because one of them may create the view.
+-- Calls that the current role has queued are waited for, too, if there is no such view, or one of them creates or drops it.
 CREATE OR REPLACE FUNCTION headrace.wait_here(name text, lsn pg_lsn, timeout interval) RETURNS void
 LANGUAGE plpgsql VOLATILE
 AS $$
 DECLARE
     ends   pg_catalog.timestamptz := pg_catalog.clock_timestamp() OPERATOR(pg_catalog.+) timeout;
-    failed pg_catalog.jsonb;
     view   pg_catalog.int8;
+    awaited pg_catalog.int8;
+    seen   pg_catalog.text;
 BEGIN
     IF pg_catalog.current_setting('transaction_isolation') OPERATOR(pg_catalog.=) ANY ('{repeatable read,serializable}'::pg_catalog.text[]) THEN
         RAISE EXCEPTION USING ERRCODE = '0A000',
@@ -23,32 +24,43 @@ BEGIN
             MESSAGE = 'wait_for cannot wait for a later position in a transaction',
             HINT = 'Call it outside of a transaction.';
     END IF;
-    WHILE EXISTS (
-        SELECT FROM headrace.calls() c WHERE c.status OPERATOR(pg_catalog.=) ANY ('{pending,running}'::pg_catalog.text[]))
     LOOP
+        BEGIN
+            view := headrace.find_view(name);
+        EXCEPTION WHEN undefined_table THEN
+            view := NULL;
+        END;
+        SELECT pg_catalog.min(c.id) INTO awaited FROM headrace.calls() c
+         WHERE c.status OPERATOR(pg_catalog.=) ANY ('{pending,running}'::pg_catalog.text[])
+           AND (view IS NULL OR c.name OPERATOR(pg_catalog.=) wait_here.name
+                AND c.procedure OPERATOR(pg_catalog.=) ANY ('{create_view,drop_view}'::pg_catalog.text[]));
+        EXIT WHEN awaited IS NULL;
         IF pg_catalog.clock_timestamp() OPERATOR(pg_catalog.>) ends THEN
             RAISE EXCEPTION USING ERRCODE = '57014',
                 MESSAGE = pg_catalog.format('canceling wait for view %s due to timeout', name),
                 DETAIL = 'Calls made in earlier transactions are not carried out yet.',
                 HINT = 'See headrace.calls().';
         END IF;
-        PERFORM pg_catalog.pg_sleep(0.02);
+        BEGIN
+            SELECT a.seen INTO seen FROM headrace.await_command(awaited, seen) a;
+        EXCEPTION WHEN OTHERS THEN
+            -- The error of a call that has failed is not that of this wait.
+            IF EXISTS (
+                SELECT FROM headrace.calls() c WHERE c.id OPERATOR(pg_catalog.=) awaited
+                   AND c.status OPERATOR(pg_catalog.<>) 'failed')
+            THEN
+                RAISE;
+            END IF;
+        END;
     END LOOP;
-    BEGIN
-        view := headrace.find_view(name);
-    EXCEPTION WHEN undefined_table THEN
-        SELECT c.error INTO failed FROM headrace.commands c
-         WHERE c.queued AND c.status OPERATOR(pg_catalog.=) 'failed' AND c.subject OPERATOR(pg_catalog.=) wait_here.name
-           AND c.caller OPERATOR(pg_catalog.=) pg_catalog.quote_ident(CURRENT_USER)::pg_catalog.regrole::pg_catalog.oid
-         ORDER BY c.id DESC LIMIT 1;
-        IF failed IS NULL THEN
-            RAISE;
+    IF view IS NULL THEN
+        SELECT pg_catalog.max(c.id) INTO awaited FROM headrace.calls() c
+         WHERE c.status OPERATOR(pg_catalog.=) 'failed' AND c.name OPERATOR(pg_catalog.=) wait_here.name;
+        IF awaited IS NOT NULL THEN
+            PERFORM headrace.await_command(awaited, NULL);  -- raises its error
         END IF;
-        RAISE EXCEPTION USING ERRCODE = coalesce(failed OPERATOR(pg_catalog.->>) 'C', 'XX000'),
-            MESSAGE = coalesce(failed OPERATOR(pg_catalog.->>) 'M', 'unknown error'),
-            DETAIL = coalesce(failed OPERATOR(pg_catalog.->>) 'D', ''),
-            HINT = coalesce(failed OPERATOR(pg_catalog.->>) 'H', '');
-    END;
+        view := headrace.find_view(name);
+    END IF;
     PERFORM headrace.ask_engine('wait_for', 'wait_for', view, false, false, false, ends);
 END
 $$;

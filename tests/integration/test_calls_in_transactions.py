@@ -49,12 +49,12 @@ def test_a_program_that_never_heard_of_autocommit(user, source):
     told = []
     user.add_notice_handler(lambda d: told.append(d.message_primary))
     user.execute(CREATE, ("v", COUNT))
+    assert told == ["create_view is carried out after this transaction commits"]
     assert views(source) == []
     user.commit()
     user.execute("CALL headrace.wait_for('v')")
     assert user.execute("SELECT sum(n) FROM v").fetchone() == (50,)
     user.commit()
-    assert told == ["create_view is carried out after this transaction commits"]
     user.execute("INSERT INTO items VALUES (51, 1)")
     user.commit()
     user.execute("CALL headrace.wait_for('v')")
@@ -115,6 +115,28 @@ def test_a_wait_outside_of_a_transaction_is_for_calls_as_well(user, source):
     assert differs(source, "v", COUNT) == []
 
 
+def test_a_call_that_does_not_end_delays_no_wait_for_another_view(engine, source, user):
+    """Sessions of one role wait for their own writes; a population of this role takes long."""
+    source.execute(CREATE, ("other", COUNT))
+    with psycopg.connect(engine.source) as writer:
+        writer.execute("INSERT INTO items VALUES (70, 0)")  # the population waits for its end
+        user.execute(CREATE, ("slow", LARGEST))
+        user.execute("CALL headrace.pause_view('other')")
+        user.commit()
+        source.execute("INSERT INTO items VALUES (71, 0)")
+        for autocommit in (False, True):
+            user.autocommit = autocommit
+            user.execute("CALL headrace.wait_for('other', timeout => '60 s')")
+            with pytest.raises(psycopg.errors.QueryCanceled):
+                user.execute("CALL headrace.wait_for('slow', timeout => '1 s')")
+            user.rollback()
+        assert [status for _, _, status, _ in calls(user)] == ["running", "pending"]
+        assert differs(source, "other", COUNT) == []
+        writer.rollback()
+    user.execute("CALL headrace.wait_for('slow')")
+    assert differs(source, "slow", LARGEST) == []
+
+
 def test_each_role_has_its_calls(engine, source, user):
     with role(source, "maker") as name:
         source.execute(f"GRANT SELECT ON items TO {name}")
@@ -173,7 +195,7 @@ def test_a_function_calls_and_so_does_a_script_in_one_transaction(engine, source
         assert "create_view is carried out after this transaction commits" in done.stderr
         source.execute("CALL headrace.wait_for('w')")
         assert differs(source, "w", LARGEST) == []
-        assert views(source) == ["w"]
+        wait_until(lambda: views(source) == ["w"], "the last call of the script is carried out")
         source.execute("CALL headrace.drop_view('w'); ")
         source.execute("DELETE FROM items WHERE id = 60")
 
@@ -184,6 +206,8 @@ def test_calls_of_before_a_kill_are_carried_out_after_it(engine, source, user):
         conn.execute(CREATE, ("v", COUNT))
         engine.kill9()
         conn.commit()
+        with pytest.raises(psycopg.errors.CannotConnectNow, match="not running"):
+            conn.execute("CALL headrace.wait_for('v')")
     engine.start()
     wait_until(lambda: views(source) == ["v"], "it is created")
     source.execute("CALL headrace.wait_for('v')")
