@@ -68,7 +68,8 @@ def writing(
     def write(seed: int) -> None:
         rng = random.Random(seed)
         with psycopg.connect(dsn, autocommit=True) as conn:
-            while not stop.is_set():
+            # The pause bounds the dead rows, which a population reads past.
+            while not stop.wait(0.005):
                 change(conn, rng)
                 with conn.transaction():
                     conn.execute("UPDATE names SET name = name || 'x' WHERE g = %s", (seed * 2,))

@@ -39,7 +39,8 @@ def test_a25_on_spark_while_writers_go_on(engine, commander, source):
 
     def also(conn: psycopg.Connection, rng: random.Random, seed: int) -> None:
         conn.execute("UPDATE items SET x = x + 1 WHERE g %% 50 = %s", (seed * 2,))
-        conn.execute("DELETE FROM items WHERE id = %s", (rng.randint(2000, 6000),))
+        # One of the rows just updated, for the other writer must not wait for this one as well.
+        conn.execute("DELETE FROM items WHERE id = %s", (50 * rng.randint(40, 119) + seed * 2,))
 
     with writing(engine.source, also):
         for name, query in OVER.items():
