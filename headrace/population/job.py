@@ -22,6 +22,7 @@ from headrace.postgres import reuse
 from headrace.postgres.connect import Connection, for_job
 from headrace.postgres.failures import as_headrace
 from headrace.process import identity
+from headrace.sql.views import ViewRow
 
 Report = Callable[[dict[str, Any]], None]
 
@@ -46,6 +47,8 @@ class Job:
         """Whether the server started the job by itself, without a call of a user."""
         self.view_id = 0
         """The view that it populates; 0: none yet."""
+        self.about: ViewRow | None = None
+        """The view that a call concerns, as it was found."""
         self._report = report
         self._cancelled = threading.Event()
         self._lock = threading.Lock()

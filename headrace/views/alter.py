@@ -74,7 +74,7 @@ def _alter(
     with planning(context, job) as conn, text.speaking():
         if text.notice is not None:
             job.say(text.notice)
-        check_not_live(context, view)
+        check_not_live(context, job, view)
         stored = read(conn, view)
         stored.options.check_alterable(wanted.options)
         owner = owner_of(conn, view, caller)

@@ -62,7 +62,7 @@ class ViewAlteration(Resync):
 
     def register(self, conn: Connection, undo: contextlib.ExitStack) -> None:
         """See ``Resync``."""
-        check_not_live(self._context, self._view)
+        check_not_live(self._context, self._job, self._view)
         with conn.transaction():
             names.lock(conn, self._view)  # the plan is only valid for this version of the view
         super().register(conn, undo)

@@ -83,7 +83,7 @@ def _undisturbed(
     until = clock.monotonic() + _POPULATION_WAIT_S
     while (other := context.live.get(view.id)) is not None:
         if clock.monotonic() >= until:
-            check_not_live(context, view)
+            check_not_live(context, job, view)
         other.cancel()
         job.wait(_RETRY_S)
         if context.live.get(view.id) is other:

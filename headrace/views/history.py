@@ -37,7 +37,7 @@ def set_history(context: JobContext, job: Job, request: SetHistory) -> dict[str,
         job.translating(),
     ):
         view = names.find_owned(conn, request.name, request.caller, request.settings)
-        check_not_live(context, view)
+        check_not_live(context, job, view)
         if view.result_oid is None:
             raise UserError(f'view "{view.name}" is not populated yet', sqlstate="55006")
         keep = None if request.keep is None else history.interval(conn, request.keep)

@@ -26,7 +26,7 @@ def set_latency(context: JobContext, job: Job, request: SetLatency) -> dict[str,
     latency_ms = view_spec.value_of("latency_ms", request.latency_ms)
     with job.connection(context.settings.source, what="builder") as conn, job.translating():
         view = names.find_owned(conn, request.name, request.caller, request.settings)
-        check_not_live(context, view)
+        check_not_live(context, job, view)
         views.set_latency(conn, view.id, latency_ms)
     context.worker.call("options", {"view_id": view.id}, job)
     return {}

@@ -40,7 +40,7 @@ def set_owner(context: JobContext, job: Job, request: SetOwner) -> dict[str, Any
     """
     with planning(context, job) as conn:
         view = names.find_owned(conn, request.name, request.caller, request.settings)
-        check_not_live(context, view)
+        check_not_live(context, job, view)
         owner = _role(conn, request.role)
         if owner.oid == view.owner:
             return {"notice": f'view "{view.name}" belongs to that role already'}

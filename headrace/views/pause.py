@@ -37,12 +37,18 @@ def resume_view(context: JobContext, job: Job, request: ViewRequest) -> None:
 def _find(context: JobContext, job: Job, request: ViewRequest) -> ViewRow:
     with job.connection(context.settings.source, what="builder") as conn:
         view = names.find_owned(conn, request.name, request.caller, request.settings)
-    check_not_live(context, view)
+    check_not_live(context, job, view)
     return view
 
 
-def check_not_live(context: JobContext, view: ViewRow) -> None:
-    """Raise UserError 55006 if a job populates ``view``; UnderRepairError if it is the server's."""
+def check_not_live(context: JobContext, job: Job, view: ViewRow) -> None:
+    """Note that ``job`` is about ``view``, and that no other job populates it.
+
+    Raises:
+        UnderRepairError: the server fills it anew.
+        UserError: 55006, a job of a user populates it.
+    """
+    job.about = view
     other = context.live.get(view.id)
     if other is None:
         return

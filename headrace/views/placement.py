@@ -75,7 +75,7 @@ def move(
     """
     again: Replanned | None = None
     with planning(context, job) as conn:
-        check_not_live(context, view)
+        check_not_live(context, job, view)
         before = read(conn, view)
         after = replace(before, options=before.options.with_placement(wanted))
         same = after.options.placement == before.options.placement

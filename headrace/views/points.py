@@ -55,7 +55,7 @@ def create_connection_point(context: JobContext, job: Job, request: CreatePoint)
         job.translating(),
     ):
         view = names.find_owned(conn, request.view, request.caller, request.settings)
-        check_not_live(context, view)
+        check_not_live(context, job, view)
         if view.result_oid is None:
             raise UserError(f'view "{view.name}" is not populated yet', sqlstate="55006")
         # Keep other jobs from filling the view: they lock row and table in the other order.

@@ -41,7 +41,7 @@ def rename_view(context: JobContext, job: Job, request: RenameView) -> None:
         job.translating(),
     ):
         view = names.find_owned(conn, request.name, request.caller, request.settings)
-        check_not_live(context, view)
+        check_not_live(context, job, view)
         context.live[view.id] = job
         ending.callback(context.live.pop, view.id, None)
         schema, name = names.parse(conn, request.new_name)

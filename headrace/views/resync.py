@@ -83,7 +83,7 @@ def resync_view(context: JobContext, job: Job, request: ResyncView) -> dict[str,
         view = names.find_owned(conn, request.name, request.caller, request.settings)
         if request.of not in (None, view.id):
             raise UndefinedError(f"view {view.shown} was rebuilt meanwhile")
-        check_not_live(context, view)
+        check_not_live(context, job, view)
         stored = read(conn, view)
         owner = owner_of(conn, view, request.caller)
         stored, to = elsewhere(context, conn, view, stored)
@@ -323,7 +323,7 @@ class Resync(Population):
 
     def register(self, conn: Connection, undo: contextlib.ExitStack) -> None:
         """Take a new id, and register the tables that the view did not read before."""
-        check_not_live(self._context, self._view)
+        check_not_live(self._context, self._job, self._view)
         self._live(self._view.id, undo)
         self._view_id = views.next_id(conn)
         self._live(self._view_id, undo)

@@ -111,7 +111,7 @@ def verify_view(context: JobContext, job: Job, request: VerifyView) -> dict[str,
     expected = None
     with job.connection(context.settings.source, what="verify") as conn:
         job.phase("planning")
-        subject = _subject(context, conn, request)
+        subject = _subject(context, job, conn, request)
         if subject.owns and not request.in_postgres:
             view, stored = subject.view, subject.stored
             expected = expected_rows.of_large(context, job, conn, view, stored, request.caller)
@@ -145,7 +145,7 @@ def _attempts(
     raise AssertionError("the last attempt returns or raises")
 
 
-def _subject(context: JobContext, conn: Connection, request: VerifyView) -> _Subject:
+def _subject(context: JobContext, job: Job, conn: Connection, request: VerifyView) -> _Subject:
     view = names.find(conn, request.name, request.caller, request.settings)
     if view is None:
         raise UndefinedError(
@@ -153,7 +153,7 @@ def _subject(context: JobContext, conn: Connection, request: VerifyView) -> _Sub
             hint="See headrace.list_views().",
             sqlstate="42P01",
         )
-    check_not_live(context, view)
+    check_not_live(context, job, view)
     owns = names.acts_for_owner(conn, view, request.caller)
     stored = views.stored(conn, view.id)
     row = conn.execute(

@@ -58,23 +58,45 @@ def test_proved_while_writers_go_on(commander, source, engine):
     for thread in threads:
         thread.start()
     before = list(count)
-    with ThreadPoolExecutor(2) as pool:
 
-        def verify(name):
-            with psycopg.connect(engine.dsn, autocommit=True) as conn:
-                return conn.execute(VERIFY, (name,)).fetchall()
+    def verify(name):
+        with psycopg.connect(engine.dsn, autocommit=True) as conn:
+            return conn.execute(VERIFY, (name,)).fetchall()
 
-        # Several at once, two of them for the same view.
-        for found in pool.map(verify, ("v", "v", "j", "j")):
-            assert found == []
-    assert all(b > a for a, b in zip(before, count, strict=True)), "they have written"
-    stop.set()
-    for thread in threads:
-        thread.join(90)
+    try:
+        with ThreadPoolExecutor(2) as pool:
+            # Several at once, two of them for the same view.
+            for found in pool.map(verify, ("v", "v", "j", "j")):
+                assert found == []
+        assert all(b > a for a, b in zip(before, count, strict=True)), "they have written"
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join(90)
     assert leftovers(source) == []
     # The worker removes its part without a call.
     folder = engine.data_dir / "tmp"
     wait_until(lambda: not list(folder.glob("tap-*")), "nothing is kept")
+
+
+def test_a_view_that_the_server_fills_anew_meanwhile(commander, source, engine):
+    """It has another ID then. The proof has begun, and so it begins once more."""
+    rebuilt = "SELECT message LIKE 'rebuilt at%%' FROM headrace.list_views() WHERE name = %s"
+    with (
+        psycopg.connect(engine.source) as writer,
+        psycopg.connect(engine.dsn, autocommit=True) as conn,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        writer.execute("INSERT INTO items VALUES (5000, 1, 1)")
+        proof = pool.submit(lambda: conn.execute(VERIFY, ("v",)).fetchall())
+        wait_until(lambda: leftovers(source), "the proof waits for its snapshot")
+        source.execute("DELETE FROM v WHERE g = 2")
+        source.execute("UPDATE items SET x = x + 1")  # the view misses the row, and stops
+        wait_until(lambda: len(leftovers(source)) == 2, "the server begins to fill it anew")
+        writer.rollback()
+        assert proof.result(90) == []
+    wait_until(lambda: source.execute(rebuilt, ("public.v",)).fetchone()[0], "it was filled anew")
+    assert leftovers(source) == []
 
 
 def test_what_differs_is_told(commander, source):
