@@ -466,8 +466,8 @@ def test_views_come_and_go_while_rows_change(source, database, start):
         with psycopg.connect(database, autocommit=True) as conn:
             while not stop.is_set():
                 change(conn, rng)
-                # Without a pause a busy machine might let no view catch up.
-                at_any_moment(rng, 0.0, 0.01)
+                # With shorter pauses a busy machine might let no view catch up.
+                at_any_moment(rng, 0.0, 0.04)
 
     thread = threading.Thread(target=work)
     thread.start()

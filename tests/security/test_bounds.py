@@ -54,7 +54,7 @@ HOSTILE = {
 def running(
     databases: Databases, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[EmbeddedEngine]:
-    more = {"HEADRACE_POPULATION_IDLE_MS_MAX": "3000"}
+    more = {"HEADRACE_POPULATION_IDLE_MS_MAX": "10000"}
     with servers.running(databases, tmp_path_factory, SCHEMA, **more) as engine:
         yield engine
 
