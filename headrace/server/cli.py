@@ -1,4 +1,4 @@
-"""The command line: ``headrace start``, ``worker``, ``check``, ``uninstall`` and the others."""
+"""The command line: ``headrace init``, ``start``, ``check``, ``uninstall`` and the others."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import dataclasses
 import os
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
@@ -80,6 +80,7 @@ def parser() -> argparse.ArgumentParser:
             )
         return command
 
+    init = add("init", "print the SQL script that prepares the database, or run it")
     start = add("start", "run the server in the foreground")
     check = add("check", "check everything that the server needs, and change nothing")
     status = add("status", "show whether the server works, and why views are not up to date")
@@ -89,11 +90,20 @@ def parser() -> argparse.ArgumentParser:
     remove = add("uninstall", "remove slot, publication and schema headrace from the database")
     add("demo", "try Headrace on an embedded Postgres with sample data", "", add_help=False)
     add("version", "print the version", "")
+    init.add_argument(
+        "--admin",
+        metavar="DSN",
+        help="connection string of a superuser, without a password (default: role postgres at the"
+        " source)",
+    )
+    init.add_argument("--run", action="store_true", help="run the script instead of printing it")
+    flag, what, text = "--data-dir", *_FLAGS["data_dir"]
+    init.add_argument(flag, dest="data_dir", metavar=what, help=text)
     start.add_argument(
         "--setup",
         metavar="DSN",
-        help="connection string of a superuser, without a password: create the role and settings"
-        " that the source lacks before the start",
+        help="connection string of a superuser, without a password: do headrace init --run before"
+        " the start",
     )
     for name, (what, text) in _FLAGS.items():
         flag = f"--{name.replace('_', '-')}"
@@ -198,24 +208,7 @@ def _run(words: Sequence[str], *, ours: bool) -> int:
         events.configure(process=arguments.command)  # until its settings are known
     if ours and has_secret(getattr(arguments, "source", None) or ""):
         _start_again(arguments.source, _source_flag(arguments))
-    match arguments.command:
-        case "version":
-            return _version()
-        case "start":
-            return _start(arguments)
-        case "worker":
-            return _worker(settings_of(arguments))
-        case "check":
-            return _check(settings_of(arguments), as_json=arguments.json)
-        case "status" | "views":
-            from headrace.server import reports
-
-            report = reports.status if arguments.command == "status" else reports.views
-            return report(settings_of(arguments), _say, as_json=arguments.json)
-        case "config":
-            return _config(arguments)
-        case _:
-            return _uninstall(settings_of(arguments), tables=arguments.drop_tables)
+    return _COMMANDS[arguments.command](arguments)
 
 
 def _start_again(source: str, flag: str) -> NoReturn:
@@ -245,12 +238,27 @@ def without_source(words: Sequence[str], source: str = "--source") -> list[str]:
     return out
 
 
+def _init(arguments: argparse.Namespace) -> int:
+    from headrace.server import provisioning
+
+    settings, admin = settings_of(arguments), arguments.admin
+    _check_admin(admin, "--admin")
+    admin = admin or provisioning.admin_of(settings.source)
+    if arguments.run:
+        _provision(settings, admin)
+        return 0
+    for line in provisioning.script(settings, admin):
+        _say(line)
+    return 0
+
+
 def _start(arguments: argparse.Namespace) -> int:
     settings = settings_of(arguments)
     from headrace.process.fork_server import ForkServer, keep_one_thread
 
     keep_one_thread()
     if arguments.setup:
+        _check_admin(arguments.setup, "--setup")
         _provision(settings, arguments.setup)
     from headrace.server import doctor, reports
 
@@ -272,13 +280,6 @@ def _provision(settings: Settings, admin: str) -> None:
     """Prepare the source with the rights of a superuser; see ``provisioning``."""
     from headrace.server import provisioning
 
-    if has_secret(admin):
-        raise HeadraceError(
-            "--setup contains a password, which other users could read in the list of processes",
-            hint="Leave it out: set PGPASSWORD, or use a password file.",
-            sqlstate="22023",
-        )
-
     def confirm(question: str) -> bool:
         if not sys.stdin.isatty():
             return False
@@ -289,7 +290,17 @@ def _provision(settings: Settings, admin: str) -> None:
     provisioning.provision(settings, admin, _say, confirm)
 
 
-def _worker(settings: Settings) -> int:
+def _check_admin(admin: str | None, flag: str) -> None:
+    if admin and has_secret(admin):
+        raise HeadraceError(
+            f"{flag} contains a password, which other users could read in the list of processes",
+            hint="Leave it out: set PGPASSWORD, or use a password file.",
+            sqlstate="22023",
+        )
+
+
+def _worker(arguments: argparse.Namespace) -> int:
+    settings = settings_of(arguments)
     from headrace.process.fork_server import ForkServer, keep_one_thread
 
     keep_one_thread()
@@ -299,13 +310,14 @@ def _worker(settings: Settings) -> int:
         return remote_worker.run(settings, fork_server)
 
 
-def _check(settings: Settings, *, as_json: bool) -> int:
+def _check(arguments: argparse.Namespace) -> int:
     from headrace.server import doctor, reports
 
+    settings = settings_of(arguments)
     findings = doctor.look(settings)
     if settings.spark_cluster:
         findings.append(doctor.try_spark(settings))
-    return reports.check(findings, settings, _say, as_json=as_json)
+    return reports.check(findings, settings, _say, as_json=arguments.json)
 
 
 def _config(arguments: argparse.Namespace) -> int:
@@ -316,11 +328,12 @@ def _config(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _uninstall(settings: Settings, *, tables: bool) -> int:
+def _uninstall(arguments: argparse.Namespace) -> int:
     from headrace.postgres import decoding_standby
     from headrace.postgres import slot as setup
     from headrace.sql import install
 
+    settings, tables = settings_of(arguments), arguments.drop_tables
     with connect.session(settings.source, name="headrace") as conn:
         if problems := install.problems(conn):
             raise problems[0]
@@ -335,11 +348,31 @@ def _uninstall(settings: Settings, *, tables: bool) -> int:
     return 0
 
 
-def _version() -> int:
+def _report(arguments: argparse.Namespace) -> int:
+    from headrace.server import reports
+
+    report = reports.status if arguments.command == "status" else reports.views
+    return report(settings_of(arguments), _say, as_json=arguments.json)
+
+
+def _version(_: argparse.Namespace | None = None) -> int:
     from headrace.server.main import version
 
     _say(f"headrace {version()}")
     return 0
+
+
+_COMMANDS: Final[dict[str, Callable[[argparse.Namespace], int]]] = {
+    "check": _check,
+    "config": _config,
+    "init": _init,
+    "start": _start,
+    "status": _report,
+    "uninstall": _uninstall,
+    "version": _version,
+    "views": _report,
+    "worker": _worker,
+}
 
 
 def _shown(error: HeadraceError) -> str:

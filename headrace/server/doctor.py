@@ -18,6 +18,7 @@ from typing import Any, Final
 
 import msgspec
 import psycopg
+from psycopg import sql
 
 from headrace import clock
 from headrace.config import ENV_SETTINGS, Settings, address
@@ -26,7 +27,7 @@ from headrace.postgres import connect, decoding_standby
 from headrace.postgres import slot as setup
 from headrace.process import password_files, rpc, secret_files
 from headrace.redaction import redact
-from headrace.server import standby_check, traces
+from headrace.server import provisioning, standby_check, traces
 from headrace.sql import install, views
 from headrace.state import formats
 
@@ -234,6 +235,7 @@ def _database(conn: Connection, settings: Settings) -> Iterator[Finding]:
         yield Finding("failover", found, warning=warning)
     yield _senders(conn)
     yield _tables(conn)
+    yield _callers(conn)
     yield _clock(conn)
 
 
@@ -361,6 +363,23 @@ def _tables(conn: Connection) -> Finding:
         found,
         warning=f"Views cannot read {shown}{more}: the engine's role must own a table to publish it, be"
         f" a member of its owner (GRANT owner TO that role), or be a superuser.",
+    )
+
+
+def _callers(conn: Connection) -> Finding:
+    """Warn about roles that the engine may not act for, with the statement that changes it."""
+    engine = conn.info.user
+    lacking = provisioning.not_acted_for(conn, engine)
+    if not lacking:
+        return Finding("callers", "every role that may log in can create views")
+    shown = ", ".join(sql.Identifier(role).as_string(conn) for role in lacking[:_UNREADABLE_SHOWN])
+    left = len(lacking) - _UNREADABLE_SHOWN
+    more = f" and {left} more" if left > 0 else ""
+    return Finding(
+        "callers",
+        f"{len(lacking)} roles cannot create views",
+        warning=f"Headrace may not act for {shown}{more}. For those that should create views:"
+        f" GRANT role TO {sql.Identifier(engine).as_string(conn)};",
     )
 
 

@@ -1,23 +1,27 @@
-"""``headrace start --setup``: prepares the source with the rights of a superuser.
+"""``headrace init``: prepares the source with the rights of a superuser.
 
-It runs the statements that ``headrace start`` only names otherwise: the engine's role, its rights,
-and the settings of the server.  The user restarts Postgres when asked.
+``script`` prints what is missing as a commented SQL script: the settings of the server, the
+engine's role, its rights, and the role that evaluates functions of users.  ``provision`` runs it,
+also for ``headrace start --setup``.  The user restarts Postgres when asked.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from textwrap import wrap
 from typing import Any, Final
 
 import psycopg
 from psycopg import sql
-from psycopg.conninfo import conninfo_to_dict
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from headrace import clock
 from headrace.config import Settings
 from headrace.errors import PrerequisiteError, TransientError, UserError
 from headrace.postgres import connect
+from headrace.sql import install
 
 Connection = psycopg.Connection[Any]
 Say = Callable[[str], None]
@@ -27,8 +31,14 @@ Confirm = Callable[[str], bool]
 _SLOTS_FREE: Final = 4
 _RESTART_S: Final = 120.0
 _POLL_S: Final = 0.2
+_COMMENT_COLUMNS: Final = 96
+_LINE_BREAK: Final = re.compile(r"[\r\n]")
+"""End of a comment of SQL."""
+_CALLERS_MAX: Final = 20
+"""Number of roles to suggest as callers."""
 _ROLE: Final = """
-SELECT rolcanlogin, rolreplication, rolsuper FROM pg_catalog.pg_roles WHERE rolname = %s
+SELECT rolcanlogin, rolreplication, rolsuper, rolcreaterole
+  FROM pg_catalog.pg_roles WHERE rolname = %s
 """
 _OWNERS: Final = """
 SELECT o.rolname, o.rolsuper, count(*)
@@ -37,9 +47,22 @@ SELECT o.rolname, o.rolsuper, count(*)
   JOIN pg_catalog.pg_roles o ON o.oid = c.relowner
  WHERE c.relkind IN ('r', 'p') AND c.relpersistence = 'p'
    AND n.nspname NOT IN ('pg_catalog', 'information_schema', 'headrace')
-   AND n.nspname !~ '^pg_' AND NOT pg_catalog.pg_has_role(%s, o.oid, 'USAGE')
+   AND n.nspname !~ '^pg_' AND o.rolname <> %(engine)s
+   AND NOT coalesce((SELECT pg_catalog.pg_has_role(r.oid, o.oid, 'USAGE')
+                       FROM pg_catalog.pg_roles r WHERE r.rolname = %(engine)s), false)
  GROUP BY o.rolname, o.rolsuper ORDER BY o.rolname
 """
+"""Owners of tables, of which the engine's role is not a member."""
+_CALLERS: Final = """
+SELECT o.rolname FROM pg_catalog.pg_roles o
+ WHERE o.rolcanlogin AND NOT o.rolsuper AND NOT o.rolreplication AND o.rolname <> %(engine)s
+   AND o.rolname !~ '^(pg_|headrace_eval)'
+   AND NOT coalesce((SELECT pg_catalog.pg_has_role(r.oid, o.oid, 'USAGE')
+                       FROM pg_catalog.pg_roles r WHERE r.rolname = %(engine)s), false)
+   AND pg_catalog.has_database_privilege(o.oid, pg_catalog.current_database(), 'CONNECT')
+ ORDER BY o.rolname
+"""
+"""Roles that may log in here, of which the engine's role is not a member."""
 _LIMITS: Final = """
 SELECT current_setting('wal_level'), current_setting('max_replication_slots')::int,
        current_setting('max_wal_senders')::int,
@@ -50,16 +73,55 @@ _PENDING: Final = """
 SELECT count(*) FROM pg_catalog.pg_settings
  WHERE pending_restart AND name IN ('wal_level', 'max_replication_slots', 'max_wal_senders')
 """
+_TRUSTED: Final = """
+SELECT line_number FROM pg_catalog.pg_hba_file_rules
+ WHERE auth_method = 'trust' AND (type = 'local') = %s
+   AND database && ARRAY['all', pg_catalog.current_database()::text] ORDER BY line_number
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class SetupStep:
-    """A statement to run; ``shown`` is its text without a password."""
+    """A statement to run, or a note without a statement."""
 
-    statement: sql.Composed
-    shown: str
+    about: str
+    """Comment of the script: the reason, or a request to the user."""
+    statement: sql.Composed | None = None
+    shown: str = ""
+    """Text of the statement without a password."""
     restart: bool = False
     """Whether it takes effect after a restart only."""
+    optional: bool = False
+    """Whether the user decides: the script has it as a comment."""
+
+
+def script(settings: Settings, admin: str) -> list[str]:
+    """Return the lines of a script that prepares the source, which ``admin`` leads to.
+
+    Raises:
+        UserError: 22023, ``admin`` leads to another database than the source.
+        TransientError: the server cannot be reached.
+    """
+    with connect.connect(admin, name="headrace init", otherwise=UserError) as conn:
+        _check_database(conn, settings)
+        steps = _steps(conn, settings)
+        head = (
+            f"Prepares database {conn.info.dbname} for Headrace. Run it as a superuser, for"
+            " example: headrace init … | psql …"
+        )
+        out = [*_comment(head)]
+        for number, step in enumerate(steps):
+            if number == 0 or step.about != steps[number - 1].about:
+                out += ["", *_comment(step.about)]
+            if step.statement is not None:
+                text = f"{step.statement.as_string(conn)};"
+                # A name may contain a line break.
+                out += _commented(text) if step.optional else [text]
+        if any(step.restart for step in steps):
+            out += ["", *_comment("Restart Postgres afterwards, for its new settings.")]
+        if not any(step.statement is not None and not step.optional for step in steps):
+            out += ["", *_comment("Nothing else is missing.")]
+    return [*out, "", *_comment("Then run headrace check, and headrace start.")]
 
 
 def provision(settings: Settings, admin: str, say: Say, confirm: Confirm) -> None:
@@ -72,68 +134,65 @@ def provision(settings: Settings, admin: str, say: Say, confirm: Confirm) -> Non
         PrerequisiteError: Postgres has not been restarted.
         TransientError: the server cannot be reached.
     """
-    with connect.connect(admin, name="headrace setup", otherwise=UserError) as conn:
-        _check(conn, settings)
-        steps = [*_role(conn, settings), *_limits(conn)]
+    with connect.connect(admin, name="headrace init", otherwise=UserError) as conn:
+        _check_superuser(conn)
+        _check_database(conn, settings)
+        steps = _steps(conn, settings)
         for step in steps:
+            if step.statement is None or step.optional:
+                continue
             conn.execute(step.statement)
             say(f"  {step.shown};")
-        for granted in _grants(conn, settings, say):
-            conn.execute(granted.statement)
-            say(f"  {granted.shown};")
+        notes = dict.fromkeys(step.about for step in steps if step.statement is None)
+        for line in (line for note in notes for line in _comment(note)):
+            say(f"  {line}")
+        if _needs_evaluator(conn, settings):
+            install.ensure_eval_role(conn, settings.data_dir, settings.source)
     if any(step.restart for step in steps):
         _await_restart(admin, confirm)
 
 
-def _check(conn: Connection, settings: Settings) -> None:
+def admin_of(source: str) -> str:
+    """Return the connection string of role ``postgres`` at the same server."""
+    return _of_role(source, "postgres")
+
+
+def _of_role(source: str, role: str) -> str:
+    parts = conninfo_to_dict(source)
+    parts.pop("password", None)
+    return make_conninfo(**{**parts, "user": role})  # type: ignore[arg-type]
+
+
+def _check_superuser(conn: Connection) -> None:
     row = conn.execute("SELECT rolsuper FROM pg_roles WHERE rolname = current_user").fetchone()
     if row != (True,):
         raise UserError(
             f'role "{conn.info.user}" is not a superuser',
-            hint="Give --setup the connection string of a superuser.",
+            hint="Give the connection string of a superuser, or have headrace init print the script.",
             sqlstate="42501",
         )
+
+
+def _check_database(conn: Connection, settings: Settings) -> None:
     wanted = str(conninfo_to_dict(settings.source).get("dbname") or "")
     if wanted and wanted != conn.info.dbname:
         raise UserError(
-            f'--setup leads to database "{conn.info.dbname}", --source to "{wanted}"',
+            f'the superuser\'s connection leads to database "{conn.info.dbname}", --source to'
+            f' "{wanted}"',
             hint="Name the same database in both.",
             sqlstate="22023",
         )
 
 
-def _role(conn: Connection, settings: Settings) -> Iterator[SetupStep]:
-    """Yield statements that create the engine's role, or add what it lacks."""
-    source = conninfo_to_dict(settings.source)
-    name, password = str(source.get("user") or conn.info.user), source.get("password")
-    role = sql.Identifier(name)
-    found = conn.execute(_ROLE, (name,)).fetchone()
-    if found is None:
-        made = sql.SQL("CREATE ROLE {} LOGIN REPLICATION").format(role)
-        shown = made.as_string(conn)
-        if password:
-            made += sql.SQL(" PASSWORD {}").format(sql.Literal(str(password)))
-            shown += " PASSWORD '…'"
-        yield SetupStep(made, shown)
-    elif not found[2] and not (found[0] and found[1]):
-        yield _step(conn, sql.SQL("ALTER ROLE {} LOGIN REPLICATION").format(role))
-    database = sql.Identifier(conn.info.dbname)
-    may = "SELECT pg_catalog.has_database_privilege(%s, current_database(), 'CREATE')"
-    if found is None or conn.execute(may, (name,)).fetchone() != (True,):
-        grant = sql.SQL("GRANT CONNECT, CREATE ON DATABASE {} TO {}")
-        yield _step(conn, grant.format(database, role))
-
-
-def _grants(conn: Connection, settings: Settings, say: Say) -> Iterator[SetupStep]:
-    """Yield grants of the roles that own tables: only a table's owner may publish it."""
+def _steps(conn: Connection, settings: Settings) -> list[SetupStep]:
     name = str(conninfo_to_dict(settings.source).get("user") or conn.info.user)
-    for owner, powerful, tables in conn.execute(_OWNERS, (name,)).fetchall():
-        if powerful:
-            # A member could become superuser.
-            say(f'  -- {tables} tables of superuser "{owner}" cannot be read by views')
-            continue
-        grant = sql.SQL("GRANT {} TO {}").format(sql.Identifier(owner), sql.Identifier(name))
-        yield _step(conn, grant)
+    return [
+        *_limits(conn),
+        *_role(conn, settings, name),
+        *_memberships(conn, name),
+        *_evaluator(conn, settings),
+        *_trust(conn, settings),
+    ]
 
 
 def _limits(conn: Connection) -> Iterator[SetupStep]:
@@ -148,12 +207,140 @@ def _limits(conn: Connection) -> Iterator[SetupStep]:
     }
     for name, value in wanted.items():
         if value is not None:
-            text = sql.SQL("ALTER SYSTEM SET {} = {}")
-            yield _step(conn, text.format(sql.SQL(name), sql.Literal(value)), restart=True)
+            text = sql.SQL("ALTER SYSTEM SET {} = {}").format(sql.SQL(name), sql.Literal(value))
+            yield SetupStep(
+                "Headrace follows changes by logical replication.",
+                text,
+                text.as_string(conn),
+                restart=True,
+            )
 
 
-def _step(conn: Connection, statement: sql.Composed, *, restart: bool = False) -> SetupStep:
-    return SetupStep(statement, statement.as_string(conn), restart)
+def _role(conn: Connection, settings: Settings, name: str) -> Iterator[SetupStep]:
+    """Yield statements that create the engine's role, or add what it lacks."""
+    password = conninfo_to_dict(settings.source).get("password")
+    role = sql.Identifier(name)
+    about = "The role that Headrace connects as."
+    found = conn.execute(_ROLE, (name,)).fetchone()
+    if found is None:
+        made = sql.SQL("CREATE ROLE {} LOGIN REPLICATION").format(role)
+        shown = made.as_string(conn)
+        if password:
+            # Only the verifier: the server may log a statement, or show it while it runs.
+            made += sql.SQL(" PASSWORD {}").format(sql.Literal(_verifier(conn, name, password)))
+            shown += " PASSWORD '…'"
+        else:
+            about += f" Set its password afterwards, in psql: \\password {role.as_string(conn)}"
+        yield SetupStep(about, made, shown)
+    elif not found[2] and not (found[0] and found[1]):
+        text = sql.SQL("ALTER ROLE {} LOGIN REPLICATION").format(role)
+        yield SetupStep(about, text, text.as_string(conn))
+    may = "SELECT pg_catalog.has_database_privilege(%s, current_database(), 'CREATE')"
+    if found is None or conn.execute(may, (name,)).fetchone() != (True,):
+        grant = sql.SQL("GRANT CONNECT, CREATE ON DATABASE {} TO {}")
+        text = grant.format(sql.Identifier(conn.info.dbname), role)
+        yield SetupStep(about, text, text.as_string(conn))
+
+
+def _verifier(conn: Connection, name: str, password: Any) -> str:
+    found = conn.pgconn.encrypt_password(str(password).encode(), name.encode(), b"scram-sha-256")
+    return found.decode()
+
+
+def _memberships(conn: Connection, name: str) -> Iterator[SetupStep]:
+    """Yield grants of the roles that own tables or may call, and notes about the others."""
+    engine = {"engine": name}
+    owners: list[str] = []
+    for owner, powerful, tables in conn.execute(_OWNERS, engine).fetchall():
+        if powerful:
+            # A member could become superuser.
+            count = "1 table" if tables == 1 else f"{tables} tables"
+            yield SetupStep(
+                f'Views cannot read {count} of superuser "{owner}", unless another role owns them:'
+                " ALTER TABLE … OWNER TO …"
+            )
+        else:
+            owners.append(owner)
+            yield _granted(
+                conn, owner, name, "Only the owner of a table may publish it, and so its members."
+            )
+    callers = [caller for caller in not_acted_for(conn, name) if caller not in owners]
+    about = (
+        "Headrace plans and reads with the rights of the role that calls create_view, so it must be"
+        " a member of each such role that is not a superuser. Uncomment these roles."
+    )
+    for caller in callers[:_CALLERS_MAX]:
+        yield _granted(conn, caller, name, about, optional=True)
+
+
+def not_acted_for(conn: Connection, engine: str) -> list[str]:
+    """Return the roles that may log in, but not call ``create_view``.
+
+    Role ``engine`` is not a member of them.
+    """
+    return [str(row[0]) for row in conn.execute(_CALLERS, {"engine": engine}).fetchall()]
+
+
+def _granted(
+    conn: Connection, role: str, to: str, about: str, *, optional: bool = False
+) -> SetupStep:
+    grant = sql.SQL("GRANT {} TO {}").format(sql.Identifier(role), sql.Identifier(to))
+    return SetupStep(about, grant, grant.as_string(conn), optional=optional)
+
+
+def _needs_evaluator(conn: Connection, settings: Settings) -> bool:
+    """Return whether only a superuser can create the role that evaluates functions."""
+    name = str(conninfo_to_dict(settings.source).get("user") or conn.info.user)
+    role = conn.execute(_ROLE, (name,)).fetchone()
+    may = role is not None and (role[2] or role[3])
+    there = conn.execute(_ROLE, (install.EVAL_ROLE,)).fetchone()
+    return not (settings.eval_dsn or may or there)
+
+
+def _evaluator(conn: Connection, settings: Settings) -> Iterator[SetupStep]:
+    if not _needs_evaluator(conn, settings):
+        return
+    dsn = _of_role(settings.source, install.EVAL_ROLE)
+    text = sql.SQL("CREATE ROLE {} LOGIN NOINHERIT CONNECTION LIMIT 64").format(
+        sql.Identifier(install.EVAL_ROLE)
+    )
+    yield SetupStep(
+        "Only for views that call functions of users: a role without rights evaluates them. Set its"
+        f" password (in psql: \\password {install.EVAL_ROLE}), and HEADRACE_EVAL_DSN to"
+        f' "{dsn} password=…". headrace init --run does this by itself, in the data directory.',
+        text,
+        text.as_string(conn),
+        optional=True,
+    )
+
+
+def _trust(conn: Connection, settings: Settings) -> Iterator[SetupStep]:
+    """Yield a note if the source may let clients in without a password: they are refused."""
+    if settings.allow_trust:
+        return
+    local = not conn.info.host or conn.info.host.startswith("/")
+    try:
+        with conn.transaction():
+            rows = conn.execute(_TRUSTED, (local,)).fetchall()
+    except psycopg.errors.InsufficientPrivilege:
+        return
+    if rows:
+        lines = ", ".join(str(row[0]) for row in rows)
+        yield SetupStep(
+            f"pg_hba.conf lets clients in without a password (trust, line {lines}). Headrace's port"
+            " refuses clients that it cannot identify: write scram-sha-256 there, or set"
+            " HEADRACE_ALLOW_TRUST=true if everybody who reaches the port may be any role."
+        )
+
+
+def _comment(text: str) -> list[str]:
+    """Return ``text`` as comments; a line break in it, for example of a name, becomes a space."""
+    words = wrap(text, _COMMENT_COLUMNS, break_on_hyphens=False, break_long_words=False)
+    return [f"-- {line}" for line in words]
+
+
+def _commented(text: str) -> list[str]:
+    return [f"-- {line}" for line in _LINE_BREAK.split(text)]
 
 
 def _await_restart(admin: str, confirm: Confirm) -> None:
@@ -164,7 +351,7 @@ def _await_restart(admin: str, confirm: Confirm) -> None:
     """
     lacking = PrerequisiteError(
         "Postgres must be restarted: its new settings take effect then",
-        hint="Restart it, and run headrace start again.",
+        hint="Restart it, and run this command again.",
         sqlstate="55000",
     )
     if not confirm("Restart Postgres now, for its new settings. Then press Enter: "):
@@ -172,7 +359,7 @@ def _await_restart(admin: str, confirm: Confirm) -> None:
     until = clock.monotonic() + _RESTART_S
     while clock.monotonic() < until:
         try:
-            with connect.connect(admin, name="headrace setup") as conn:
+            with connect.connect(admin, name="headrace init") as conn:
                 if conn.execute(_PENDING).fetchone() == (0,):
                     return
         except (TransientError, psycopg.Error):

@@ -90,7 +90,7 @@ def test_a_fresh_server_is_prepared(server, tmp_path):
         assert "CREATE ROLE \"headrace\" LOGIN REPLICATION PASSWORD '…';" in terminal.text
         assert "ALTER SYSTEM SET wal_level = 'logical';" in terminal.text
         assert 'GRANT "app" TO "headrace";' in terminal.text
-        assert '1 tables of superuser "postgres" cannot be read' in terminal.text
+        assert 'cannot read 1 table of superuser "postgres"' in terminal.text
         assert PASSWORD not in terminal.text
         server.restart()
         terminal.type("\n")
@@ -110,7 +110,7 @@ def test_a_fresh_server_is_prepared(server, tmp_path):
     try:
         again.read_until("headrace ready on")
         assert "press Enter" not in again.text, "nothing is left to do"
-        assert ";" not in again.text.split("headrace ready on")[0].split("cannot be read")[1]
+        assert ";" not in again.text.split("headrace ready on")[0].split("cannot read")[1]
     finally:
         again.close()
 
@@ -147,3 +147,115 @@ def test_what_is_refused(server, tmp_path):
     status, text = run("start", "--setup", other, "--data-dir", str(tmp_path), **env)
     assert status == 2
     assert 'leads to database "template1"' in text
+
+
+def psql(server: EmbeddedPostgres, dsn: str, text: str) -> None:
+    """Run a script as its head says."""
+    done = subprocess.run(
+        [server.bin_dir / "psql", "--no-psqlrc", "-v", "ON_ERROR_STOP=1", dsn],
+        input=text,
+        text=True,
+        check=False,
+        capture_output=True,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def uncommented(text: str) -> str:
+    """Return a script with the statements that the user decides about."""
+    return re.sub(r"(?m)^-- (?=(CREATE|GRANT)\b.*;$)", "", text)
+
+
+def test_the_script_is_all_that_is_needed(server, tmp_path):
+    env = environment(server)
+    with psycopg.connect(server.dsn(), autocommit=True) as admin:
+        admin.execute("CREATE ROLE reader LOGIN; GRANT SELECT ON orders TO reader")
+        admin.execute("GRANT CREATE ON SCHEMA public TO reader")
+    status, text = run("init", "--admin", server.dsn(), **env)
+    assert status == 0
+    assert PASSWORD not in text
+    assert '\n-- GRANT "reader" TO "headrace";\n' in text
+    assert "\n-- Restart Postgres afterwards, for its new settings.\n" in text
+    psql(server, server.dsn(), uncommented(text))
+    server.restart()
+    status, text = run("init", "--admin", server.dsn(), **env)
+    assert (status, ";\n" in text) == (0, False)
+    assert "Nothing else is missing" in text
+    terminal = Terminal("start", "--data-dir", str(tmp_path), "--listen", "127.0.0.1:0", **env)
+    try:
+        port = terminal.read_until(r"headrace ready on 127\.0\.0\.1:(\d+)")[1]
+        dsn = make_conninfo(server.dsn(), port=port, user="reader")
+        with psycopg.connect(dsn, autocommit=True, prepare_threshold=None) as conn:
+            conn.execute("CALL headrace.create_view('big', 'SELECT id FROM orders WHERE x > 5')")
+            assert conn.execute("SELECT count(*) FROM big").fetchone() == (5,)
+    finally:
+        terminal.close()
+
+
+def test_check_names_the_roles_that_cannot_create_views(server, tmp_path):
+    env = environment(server) | {"HEADRACE_DATA_DIR": str(tmp_path)}
+    status, text = run("init", "--run", "--admin", server.dsn(), "--data-dir", str(tmp_path), **env)
+    assert (status, "must be restarted" in text) == (1, True)
+    server.restart()
+    with psycopg.connect(server.dsn(), autocommit=True) as admin:
+        admin.execute("CREATE ROLE reader LOGIN")
+        text = run("check", **env)[1]
+        assert 'Headrace may not act for "reader"' in text
+        assert 'GRANT role TO "headrace";' in text
+        admin.execute("GRANT reader TO headrace")
+    assert "✓ callers: every role that may log in can create views" in run("check", **env)[1]
+
+
+def test_run_makes_the_role_that_evaluates_functions(server, tmp_path):
+    """The engine's role could not create it."""
+    env = environment(server)
+    words = ("--data-dir", str(tmp_path))
+    assert run("init", "--run", "--admin", server.dsn(), *words, **env)[0] == 1
+    server.restart()
+    status, text = run("init", "--run", "--admin", server.dsn(), *words, **env)
+    assert (status, "CREATE" in text) == (0, False)
+    with psycopg.connect(server.dsn(), autocommit=True) as admin:
+        admin.execute(
+            "CREATE FUNCTION twice(int) RETURNS int IMMUTABLE AS 'SELECT 2 * $1' LANGUAGE sql"
+        )
+        admin.execute("GRANT CREATE ON SCHEMA public TO app")
+    terminal = Terminal("start", *words, "--listen", "127.0.0.1:0", **env)
+    try:
+        port = terminal.read_until(r"headrace ready on 127\.0\.0\.1:(\d+)")[1]
+        dsn = make_conninfo(server.dsn(), port=port, user="app")
+        with psycopg.connect(dsn, autocommit=True, prepare_threshold=None) as conn:
+            conn.execute("CALL headrace.create_view('t', 'SELECT id, twice(x) AS y FROM orders')")
+            assert conn.execute("SELECT sum(y) FROM t").fetchone() == (110,)
+    finally:
+        terminal.close()
+
+
+def test_a_name_cannot_add_a_statement(server):
+    """The script is run by a superuser, and names are anybody's."""
+    evil = '"a\n; CREATE TABLE pwned (x int); --\r; CREATE TABLE pwned (x int)"'
+    with psycopg.connect(server.dsn(), autocommit=True) as admin:
+        admin.execute(f"CREATE ROLE {evil} LOGIN")
+        admin.execute(f"CREATE ROLE {evil.replace('a', 'b', 1)} SUPERUSER")
+        admin.execute("CREATE TABLE t1 (id int)")
+        admin.execute(f"ALTER TABLE t1 OWNER TO {evil.replace('a', 'b', 1)}")
+        database = evil.replace("\r", " ")  # text from a pipe has no carriage returns
+        admin.execute(f"CREATE DATABASE {database}")
+        other = make_conninfo(server.dsn(), dbname=database.strip('"'))
+        for dsn in (server.dsn(), other):
+            source = make_conninfo(dsn, user="headrace")
+            status, text = run("init", "--admin", dsn, HEADRACE_SOURCE=source)
+            assert status == 0
+            psql(server, dsn, text)
+            with psycopg.connect(dsn) as conn:
+                assert conn.execute("SELECT to_regclass('pwned')").fetchone() == (None,)
+
+
+def test_without_a_superuser_at_hand(server):
+    """Role ``postgres`` is tried, as in the example of the manual."""
+    status, text = run("init", **environment(server))
+    assert (status, "CREATE ROLE" in text) == (0, True)
+    secret = make_conninfo(server.dsn(), password="hidden")
+    status, text = run("init", "--admin", secret, **environment(server))
+    assert (status, "hidden" in text, "PGPASSWORD" in text) == (2, False, True)
+    status, text = run("init", "--run", **environment(server) | {"PGUSER": "x"})
+    assert "must be restarted" in text
