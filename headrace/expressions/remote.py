@@ -283,7 +283,8 @@ class RemoteEvaluator:
         if self._untrusted is None:
             raise UnsupportedError(
                 "functions that are not built in cannot be evaluated",
-                hint="Configure a connection for the role headrace_eval.",
+                hint="Run headrace init --run as a superuser, give the role of Headrace CREATEROLE,"
+                " or set eval_dsn: a role without rights evaluates them.",
             )
         return self._untrusted
 

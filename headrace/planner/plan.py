@@ -22,7 +22,7 @@ from msgspec import structs
 from headrace.collections.plan import FeedSpec, PhysicalPlan, SourceSpec
 from headrace.errors import HeadraceError, UnsupportedError
 from headrace.planner import limits
-from headrace.planner.analyse import check, position, session
+from headrace.planner.analyse import check, position, query_errors, session
 from headrace.planner.analyse.analysis import LOCKED, Analysis
 from headrace.planner.analyse.catalog import Catalog
 from headrace.planner.analyse.nodetree import Node as Tree
@@ -85,7 +85,7 @@ def plan(conn: Connection, request: PlanRequest) -> Planned:
     The caller may end it: see ``limits.interruptible``.
     """
     try:
-        with limits.applied(request.limits):
+        with limits.applied(request.limits), query_errors.completed(request.query):
             if request.over is None:
                 return _plan(conn, request)
             return _over(_plan(conn, replace(request, over=None)), _plan(conn, request))

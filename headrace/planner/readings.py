@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from headrace.errors import HeadraceError
-from headrace.planner.analyse import nodetree, session
+from headrace.planner.analyse import nodetree, query_errors, session
 from headrace.planner.analyse.nodetree import Node
 from headrace.planner.graph import Graph, GraphNode
 from headrace.planner.request import PlanRequest
@@ -48,7 +48,10 @@ def bound(conn: Connection, request: PlanRequest) -> BoundText:
     Raises:
         HeadraceError: Postgres refuses the query, or analysing it could run another owner's code.
     """
-    with session.binding(conn, request.caller, request.settings):
+    with (
+        query_errors.completed(request.query),
+        session.binding(conn, request.caller, request.settings),
+    ):
         session.bind_query(conn, request.query, request.caller)
         session.captured_settings(conn, request.settings)
         found = session.read_view(conn, request.query)

@@ -57,7 +57,8 @@ def check(conn: Connection, eval_dsn: str, planned: Planned) -> None:
     if not eval_dsn:
         raise UnsupportedError(
             "functions and types that are not built in cannot be evaluated",
-            hint="Configure a connection for the role headrace_eval.",
+            hint="Run headrace init --run as a superuser, give the role of Headrace CREATEROLE, or set"
+            " eval_dsn: a role without rights evaluates them.",
         )
     role = str(conninfo_to_dict(eval_dsn).get("user") or "")
     lacking = conn.execute(

@@ -22,7 +22,7 @@ from headrace.errors import TransientError, UserError
 from headrace.postgres.tokens import identifier
 from headrace.server.context import CallContext
 from headrace.server.messages import ResultSet
-from headrace.server.procedures import Invocation
+from headrace.server.procedures import Invocation, unknown
 from headrace.server.progress import Reporter, ready, short
 from headrace.server.waits import SessionWaits
 from headrace.sql.held import Holding
@@ -331,7 +331,7 @@ def _request(
     """Return the verb and request of an invocation, with valid options; NULL means the default."""
     verb = VERBS.get(invocation.procedure)
     if verb is None:
-        raise UserError(f'unknown procedure "{invocation.procedure}"')
+        raise unknown(invocation.procedure)
     arguments = dict(invocation.arguments)
     for parameter in verb.parameters:
         if arguments.get(parameter.name) is None:

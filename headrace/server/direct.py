@@ -10,7 +10,7 @@ takes commands, so that no command waits behind notifications, which every role 
 number.  The third writes.
 
 A command whose caller has gone is cancelled.  The caller holds an advisory lock while it waits
-(``await_command``); several checks in a row without that lock mean that the caller has gone.
+(``check_command``); several checks in a row without that lock mean that the caller has gone.
 A queued command was made in a transaction, and its caller need not wait.
 """
 
@@ -38,6 +38,8 @@ from headrace.sql.questions import Question
 from headrace.sql.status import CommandStatus
 
 LOOK_S: Final = 0.3
+_COLUMNS: Final = 70
+"""Width of an excerpt of a query."""
 POLL_S: Final = 5.0
 """Seconds after which the table is read without a notification; a lost one is only a delay."""
 ASK_S: Final = 0.2
@@ -180,7 +182,7 @@ class Direct:
         self._wake.set()
 
     async def _run(self, command: Taken) -> None:
-        number = command.id
+        number, text = command.id, None
 
         def report(line: str) -> None:
             # Keep lines that are not written yet; the last lines are written with the outcome.
@@ -194,6 +196,7 @@ class Direct:
             arguments = _read(command, "arguments")
             settings = settings_of(_read(command, "settings"))
             invocation = invocation_of(command.procedure, arguments)
+            text = invocation.text
             context = CallContext(command.caller, settings)
             found = await self._commands.run(invocation, context, report)
             self._post(number, status=CommandStatus.DONE, result=_json(_objects(found)))
@@ -201,7 +204,7 @@ class Direct:
             error = QueryCancelled("canceling statement due to user request")
             self._fail(number, error)
         except HeadraceError as error:
-            self._fail(number, error)
+            self._fail(number, error, text)
         except Exception as error:  # noqa: BLE001  the command's boundary, as a session's
             _log.exception("command failed", procedure=command.procedure)
             self._fail(number, BugError(f"internal error: {error!r}"))
@@ -209,8 +212,13 @@ class Direct:
             self._tasks.pop(number, None)
             self._misses.pop(number, None)
 
-    def _fail(self, number: int, error: HeadraceError) -> None:
-        self._post(number, status=CommandStatus.FAILED, error=_json(error.fields()))
+    def _fail(self, number: int, error: HeadraceError, text: str | None = None) -> None:
+        """Record ``error``; its position in ``text`` is shown, as PL/pgSQL cannot raise one."""
+        fields = error.fields()
+        if text is not None and "P" in fields:
+            shown = f"The query has it here:\n{_excerpt(text, int(fields['P']))}"
+            fields["D"] = "\n".join(filter(None, (shown, fields.get("D"))))
+        self._post(number, status=CommandStatus.FAILED, error=_json(fields))
 
     def _post(self, number: int, **columns: str) -> None:
         self._outbox.setdefault(number, {}).update(columns)
@@ -252,6 +260,18 @@ class Direct:
             if self._misses[number] == MISSES_MAX:
                 _log.info("command's caller is gone", command=number)
                 tasks.cancel(self._tasks[number])
+
+
+def _excerpt(text: str, position: int) -> str:
+    """Return the line of ``text`` around its 1-based ``position``, marked as in psql."""
+    before = text[: position - 1]
+    number, start = before.count("\n") + 1, before.rfind("\n") + 1
+    line = text[start:].split("\n", 1)[0].replace("\t", " ").rstrip("\r")
+    at = len(before) - start
+    left = max(0, min(at - _COLUMNS // 2, len(line) - _COLUMNS))
+    head = f"LINE {number}: " + ("…" if left else "")
+    tail = "…" if left + _COLUMNS < len(line) else ""
+    return f"{head}{line[left : left + _COLUMNS]}{tail}\n{' ' * (len(head) + at - left)}^"
 
 
 def _json(value: Any) -> str:

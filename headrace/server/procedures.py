@@ -6,6 +6,7 @@ where only Postgres can interpret the statement, or say what is wrong with it.
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -13,8 +14,9 @@ from typing import Any, Final
 import msgspec
 
 from headrace import types as t
-from headrace.errors import UserError
+from headrace.errors import UndefinedError, UserError
 from headrace.server.statements import Argument, Statement
+from headrace.sql.comments import ABOUT
 from headrace.sql.verbs import VERBS, Parameter
 
 _UNTYPED: Final = (0, t.UNKNOWN)
@@ -27,6 +29,9 @@ READ: Final = {
     "interval": frozenset((*_UNTYPED, t.INTERVAL)),
 }
 """Kinds of arguments that are read here, and the parameter types accepted for each."""
+_CALLED: Final = tuple(name for verb in VERBS.values() if (name := verb.called))
+_NEAR: Final = 0.75
+"""Similarity from which on a name counts as misspelt."""
 _TRUE: Final = frozenset(("t", "true", "on", "yes", "1"))
 _FALSE: Final = frozenset(("f", "false", "off", "no", "0"))
 
@@ -60,8 +65,13 @@ class Invocation:
         moved = self.position(int(fields["P"]))
         if moved is not None:
             return {**rest, "P": str(moved)}
+        return {**rest, "p": fields["P"], "q": self.text} if self.text else rest
+
+    @property
+    def text(self) -> str | None:
+        """The query among the arguments, if there is one."""
         text = self.arguments.get("query", self.arguments.get("name_or_query"))
-        return {**rest, "p": fields["P"], "q": str(text)} if text else rest
+        return str(text) if text else None
 
 
 def invocation_of(procedure: str, arguments: Any) -> Invocation:
@@ -72,7 +82,7 @@ def invocation_of(procedure: str, arguments: Any) -> Invocation:
     """
     verb = VERBS.get(procedure)
     if verb is None:
-        raise UserError(f'unknown procedure "{procedure}"')
+        raise unknown(procedure)
     if not isinstance(arguments, dict):
         raise UserError(f"the arguments of {procedure} are not values by name")
     kinds = {parameter.name: parameter.kind for parameter in verb.parameters}
@@ -102,6 +112,8 @@ def _fits(value: Any, kind: str) -> bool:
 def bind(statement: Statement, given: Sequence[Given], encoding: str) -> Invocation | None:
     """Return the invocation of ``statement`` with ``given`` values, or None (see the module)."""
     verb = VERBS.get(statement.procedure)
+    if verb is None and statement.kind == "call" and _misspelt(statement.procedure):
+        return Invocation(statement.procedure, {})
     if verb is None or verb.relayed or (statement.kind == "call") == verb.selected:
         return None
     signature = verb.parameters
@@ -132,6 +144,23 @@ def bind(statement: Statement, given: Sequence[Given], encoding: str) -> Invocat
             values[parameter.name] = parameter.default
     query = sources.get("query", sources.get("name_or_query"))
     return Invocation(statement.procedure, values, _positions(query))
+
+
+def unknown(procedure: str) -> UndefinedError:
+    """Return the error of a call of ``procedure``, which is not a verb."""
+    near = difflib.get_close_matches(procedure, _CALLED, 1, _NEAR)
+    return UndefinedError(
+        f"procedure headrace.{procedure} does not exist",
+        hint=f"Perhaps you mean headrace.{near[0]}." if near else "See headrace.help().",
+        sqlstate="42883",
+    )
+
+
+def _misspelt(procedure: str) -> bool:
+    """Return whether ``procedure`` is like a name of ours, but not one."""
+    if procedure in ABOUT:
+        return False
+    return bool(difflib.get_close_matches(procedure, _CALLED, 1, _NEAR))
 
 
 def _positions(argument: Argument | None) -> Callable[[int], int | None]:

@@ -38,16 +38,21 @@ def describe(view: str, progress: dict[str, Any]) -> str:
         return str(text)
     phase = str(progress.get("phase") or "")
     if not has_counts(progress):
-        return f'{_PHASES.get(phase, "populating")} "{view}"'
+        return f"{_PHASES.get(phase, 'populating')} {_shown(view)}"
     rows, total, percent, left = _counts(progress)
     verb = "writing" if phase == "writing" else "populating"
-    text = f'{verb} "{view}": {rows}'
+    text = f"{verb} {_shown(view)}: {rows}"
     text += f" of {total} rows" if total else " rows"
     if percent is not None:
         text += f" ({percent:.0f} %)"
     if left is not None:
         text += f", {_duration(left)} left"
     return text
+
+
+def _shown(view: str) -> str:
+    """Return a name in quotes, unless the caller has quoted it."""
+    return view if '"' in view else f'"{view}"'
 
 
 def short(progress: dict[str, Any]) -> str:

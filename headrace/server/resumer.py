@@ -62,7 +62,7 @@ RULES: Final[dict[str, MendingRule]] = {
 
 _LOOK_S: Final = 1.0
 _FAILED: Final = "A resync failed: "
-_OVER: Final = "It is not tried again by itself: "
+_OVER: Final = "Headrace does not try it again: "
 _WAITS: Final = "it waits to be rebuilt automatically"
 _BEGUN: Final = "it is being rebuilt automatically"
 _UNTRIED: Final = errors.TransientError | errors.UndefinedError | errors.Deadly

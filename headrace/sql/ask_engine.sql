@@ -23,6 +23,7 @@ DECLARE
     command bigint;
     seen    text;
     done    boolean := false;
+    failed  jsonb;
     answer  jsonb;
     waited  int := 0;
 BEGIN
@@ -86,8 +87,11 @@ BEGIN
                 RAISE EXCEPTION USING ERRCODE = '57014', MESSAGE = format('canceling %s due to timeout', procedure),
                     HINT = 'See headrace.list_views() for the status and lag of views.';
             END IF;
-            SELECT a.seen, a.done INTO seen, done FROM headrace.await_command(command, seen) a;
+            SELECT c.seen, c.done, c.failed INTO seen, done, failed FROM headrace.check_command(command, seen) c;
         END LOOP;
+        IF failed IS NOT NULL THEN
+            PERFORM headrace.raise_error(failed);
+        END IF;
         answer := headrace.command_result(command);
         RAISE EXCEPTION USING ERRCODE = 'HR001';
     EXCEPTION WHEN SQLSTATE 'HR001' THEN

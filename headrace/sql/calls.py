@@ -31,6 +31,25 @@ _DIGEST: Final = (
     "'digest', pg_catalog.encode(pg_catalog.sha256(pg_catalog.convert_to(secret, 'UTF8')), 'hex')"
 )
 
+_HAS_DETAIL: Final = " AND failed OPERATOR(pg_catalog.?) 'D'"
+_HAS_HINT: Final = " AND failed OPERATOR(pg_catalog.?) 'H'"
+_DETAIL: Final = ",\n            DETAIL = failed OPERATOR(pg_catalog.->>) 'D'"
+_HINT: Final = ",\n            HINT = failed OPERATOR(pg_catalog.->>) 'H'"
+# Inside of the procedure, so that the context of the error is one line.  An option of RAISE cannot
+# be NULL, and an empty DETAIL would be shown.
+_FAILED: Final = "".join(
+    f"""    IF failed IS NOT NULL{test} THEN
+        RAISE EXCEPTION USING ERRCODE = failed OPERATOR(pg_catalog.->>) 'C',
+            MESSAGE = failed OPERATOR(pg_catalog.->>) 'M'{options};
+    END IF;
+"""
+    for test, options in (
+        (f"{_HAS_DETAIL}{_HAS_HINT}", f"{_DETAIL}{_HINT}"),
+        (_HAS_DETAIL, _DETAIL),
+        (_HAS_HINT, _HINT),
+        ("", ""),
+    )
+)
 _REFUSED: Final = """RAISE EXCEPTION USING ERRCODE = '25001',
             MESSAGE = 'CALL headrace.{} cannot run inside a transaction block',
             DETAIL = 'Its answer can come only after the transaction has committed.',
@@ -77,6 +96,7 @@ DECLARE
     command bigint;
     seen    pg_catalog.text;
     done    boolean := false;
+    failed  pg_catalog.jsonb;
     refused pg_catalog.text;{secret}
 BEGIN
     -- It always fails here, for another reason in a context that is not atomic.
@@ -93,10 +113,10 @@ BEGIN
     command := {send});
     COMMIT;
     WHILE NOT done LOOP
-        SELECT a.seen, a.done INTO seen, done FROM headrace.await_command(command, seen) a;
+        SELECT c.seen, c.done, c.failed INTO seen, done, failed FROM headrace.check_command(command, seen) c;
         COMMIT;
     END LOOP;
-{answered}END
+{_FAILED}{answered}END
 $$;
 """  # noqa: S608  names and types of our own table
 

@@ -5,3 +5,4 @@ DROP TABLE IF EXISTS headrace.held;
 ALTER TABLE IF EXISTS headrace.origins ADD COLUMN IF NOT EXISTS last_commit bytea;
 ALTER TABLE IF EXISTS headrace.commands ADD COLUMN IF NOT EXISTS queued boolean NOT NULL DEFAULT false;
 ALTER TABLE IF EXISTS headrace.commands ADD COLUMN IF NOT EXISTS subject text;
+DROP FUNCTION IF EXISTS headrace.await_command(bigint, text);

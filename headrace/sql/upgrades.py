@@ -30,7 +30,7 @@ are populated again; lagging views in ``held``.  4: states of cursors in ``held`
 populations in ``held``, last transactions of sources, queued calls."""
 KEY: Final = "version"
 """Key of its row in ``headrace.meta``."""
-GONE: Final[tuple[str, ...]] = ()
+GONE: Final = ("await_command",)
 """Names of objects that earlier versions created and a step drops."""
 
 Connection = psycopg.Connection[Any]

@@ -7,6 +7,7 @@ that need the plan or the database are in ``views/option_checks.py``.
 
 from __future__ import annotations
 
+import difflib
 import typing
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -265,9 +266,11 @@ def _object(given: object) -> Mapping[str, Any]:
 def _check_names(given: Mapping[str, Any]) -> None:
     for name in given:
         if name not in _TYPES:
+            near = difflib.get_close_matches(name, _TYPES, 1)
+            perhaps = f'Perhaps you mean "{near[0]}". ' if near else ""
             raise UserError(
                 f'unrecognized option "{name}"',
-                hint=f"Options are: {', '.join(sorted(_TYPES))}.",
+                hint=f"{perhaps}Options are: {', '.join(sorted(_TYPES))}.",
             )
 
 

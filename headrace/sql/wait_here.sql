@@ -8,6 +8,7 @@ DECLARE
     view   pg_catalog.int8;
     awaited pg_catalog.int8;
     seen   pg_catalog.text;
+    failed pg_catalog.jsonb;
 BEGIN
     IF pg_catalog.current_setting('transaction_isolation') OPERATOR(pg_catalog.=) ANY ('{repeatable read,serializable}'::pg_catalog.text[]) THEN
         RAISE EXCEPTION USING ERRCODE = '0A000',
@@ -41,23 +42,21 @@ BEGIN
                 DETAIL = 'Calls made in earlier transactions are not carried out yet.',
                 HINT = 'See headrace.calls().';
         END IF;
-        BEGIN
-            SELECT a.seen INTO seen FROM headrace.await_command(awaited, seen) a;
-        EXCEPTION WHEN OTHERS THEN
-            -- The error of a call that has failed is not that of this wait.
-            IF EXISTS (
-                SELECT FROM headrace.calls() c WHERE c.id OPERATOR(pg_catalog.=) awaited
-                   AND c.status OPERATOR(pg_catalog.<>) 'failed')
-            THEN
-                RAISE;
-            END IF;
-        END;
+        SELECT c.seen, c.failed INTO seen, failed FROM headrace.check_command(awaited, seen) c;
+        -- The error of a call that has failed is not that of this wait.
+        IF failed IS NOT NULL AND EXISTS (
+            SELECT FROM headrace.calls() c WHERE c.id OPERATOR(pg_catalog.=) awaited
+               AND c.status OPERATOR(pg_catalog.<>) 'failed')
+        THEN
+            PERFORM headrace.raise_error(failed);
+        END IF;
     END LOOP;
     IF view IS NULL THEN
         SELECT pg_catalog.max(c.id) INTO awaited FROM headrace.calls() c
          WHERE c.status OPERATOR(pg_catalog.=) 'failed' AND c.name OPERATOR(pg_catalog.=) wait_here.name;
         IF awaited IS NOT NULL THEN
-            PERFORM headrace.await_command(awaited, NULL);  -- raises its error
+            SELECT c.failed INTO failed FROM headrace.check_command(awaited, NULL) c;
+            PERFORM headrace.raise_error(failed);
         END IF;
         view := headrace.find_view(name);
     END IF;

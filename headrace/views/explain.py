@@ -60,7 +60,7 @@ class Stages:
         if how not in graph.FORMATS:
             raise graph.unknown_format(how)
         if stage not in self.texts and stage not in self.graphs:
-            names = dict.fromkeys((*self.texts, *self.graphs))
+            names = dict.fromkeys((readings.AST, *self.texts, *self.graphs))
             raise UserError(
                 f'there is no plan of stage "{stage}"', hint=f"Stages: {', '.join(names)}."
             )

@@ -189,7 +189,7 @@ def test_what_somebody_added_is_not_fought_for_ever(commander, source):
 
         def given_up(name=name, why=why):
             status, message = told(source, name)
-            over = "not tried again by itself: 3 tries" in (message or "")
+            over = "does not try it again: 3 tries" in (message or "")
             return status == "error" and over and why in message
 
         wait_until(given_up, f"{name} is left stopped")
@@ -218,7 +218,7 @@ def test_a_fight_over_rows_ends(commander, source):
         if status == "running":
             source.execute("DELETE FROM v")
             touch(source)
-        left = "not tried again by itself: 3 tries" in (message or "")
+        left = "does not try it again: 3 tries" in (message or "")
         return status == "error" and left
 
     wait_until(over, "nobody fights any more")

@@ -23,9 +23,13 @@ APP = HERE.parents[1] / "headrace" / "console" / "app.py"
 ROUTINES = """
 SELECT prokind::text || ' ' || proname || '(' || pg_get_function_arguments(oid) || ')'
   FROM pg_proc WHERE pronamespace = 'headrace'::regnamespace"""
-GONE = {"setting admin_database", "setting lane_ms"}
+GONE = {
+    "setting admin_database",
+    "setting lane_ms",
+    "sql f await_command(command bigint, INOUT seen text, OUT done boolean)",
+}
 """``clients()``, ``end_client()``, ``settings()`` and ``reload()`` replaced the admin database;
-``lane_ms`` is accepted as another name of ``slow_batch_ms``."""
+``lane_ms`` is accepted as another name of ``slow_batch_ms``; ``check_command`` was for procedures."""
 ALTERED = {"list_views", "view_states", "verify", "verify_view", "submit"}
 """Functions with another column, ``cursor``, or another argument, ``in_postgres`` or ``queued``."""
 NEW = {
@@ -34,7 +38,14 @@ NEW = {
     *("slow_batch_ms", "view_cursor", "slot_failover", "decode_from"),
     *("spark_options", "spark_parallelism", "recompute_backlogs"),
     *("ask_engine", "find_view"),  # called by the functions that ask the engine
-    *("help", "calls", "wait_here", "refused_commit"),  # calls in transactions
+    *(
+        "help",
+        "calls",
+        "wait_here",
+        "refused_commit",
+        "check_command",
+        "raise_error",
+    ),  # calls in transactions
 }
 
 

@@ -49,7 +49,8 @@ def test_error_has_all_its_fields(commander):
         conn.execute("CALL headrace.create_view('refused', 'SELECT 1')")
     diag = caught.value.diag
     assert diag.message_primary == "LEFT JOIN is not supported"
-    assert (diag.message_detail, diag.message_hint) == ("A detail.", "A hint.")
+    detail = "The query has it here:\nLINE 1: SELECT 1\n               ^\nA detail."
+    assert (diag.message_detail, diag.message_hint) == (detail, "A hint.")
 
 
 def test_cancel(commander):
@@ -115,8 +116,8 @@ def test_caller_cannot_be_forged(commander):
                 # The command of another role is invisible.
                 conn.execute("CALL headrace.drop_view('mine')")
                 number = conn.execute("SELECT max(id) FROM headrace.commands").fetchone()[0]
-                with pytest.raises(psycopg.errors.UndefinedObject):
-                    plain.execute("SELECT * FROM headrace.await_command(%s, NULL)", (number,))
+                ask = "SELECT done, failed ->> 'C' FROM headrace.check_command(%s, NULL)"
+                assert plain.execute(ask, (number,)).fetchone() == (True, "42704")
         finally:
             conn.execute("DROP ROLE f_plain, f_group")
     callers = [c[1]["caller"] for c in commander.builder.calls]

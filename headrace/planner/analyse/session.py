@@ -38,6 +38,7 @@ from headrace.planner import limits
 from headrace.planner.analyse import literals
 from headrace.planner.analyse.catalog import mentioned
 from headrace.planner.analyse.nodetree import Node, read_nodes
+from headrace.planner.analyse.query_errors import check_kind
 from headrace.postgres import acting, failures
 from headrace.postgres.connect import Connection
 from headrace.postgres.settings import CAPTURED, EVALUATION, FUNCTION_PATH, PINNED_SETTINGS
@@ -201,6 +202,7 @@ def bind_query(conn: Connection, query: str, caller: str | None) -> None:
     Raises:
         UnsupportedError: analysing it might run another role's code.
     """
+    check_kind(query, standard_strings=standard_strings(conn))
     check_syntax(conn, query)
     employ(conn, caller)
     refuse_others_code(conn, query)
