@@ -223,7 +223,7 @@ class BufferPool:
             part = (queue.base, queue.synced)
             places = queue.residency.choose(part, heads, held, before)
             places = places[: -(-size // self.file.block_bytes)]
-            queue.residency.leave(places, clock.monotonic())
+            queue.residency.leave(places)
             return was - queue.resident_bytes
 
     def statistics(self) -> dict[str, int]:

@@ -18,8 +18,6 @@ from headrace.storage.ring import Ring
 
 _OUT: Final = np.inf
 """Value of ``_since`` for an evicted block."""
-_COMES_S: Final = 10.0
-"""Seconds after which a requested block has arrived, however busy the disk is."""
 _NEVER_READ: Final = 1 << 60
 """Distance of a block from its reader if every reader is beyond it."""
 
@@ -46,7 +44,8 @@ class Residency:
         self._sure = (0, 0)
         """Range of offsets for which no block need be requested."""
         self._lately: Places = np.zeros(0, np.int64)
-        """Blocks evicted so soon after their request that they may have arrived only afterwards."""
+        """Blocks evicted since the last look: some may have arrived only afterwards, and pages that
+        the kernel was still putting away stay in memory."""
 
     def bytes(self, base: int, front: int) -> int:
         """Return the bytes between base and front that are, or may be, in memory."""
@@ -85,16 +84,14 @@ class Residency:
         ahead = np.where(nearest >= 0, places - reading[nearest], _NEVER_READ)
         return places[np.argsort(-ahead, kind="stable")]
 
-    def leave(self, places: Places, now: float) -> None:
+    def leave(self, places: Places) -> None:
         """Evict blocks, with one call for each run of the file (A-22).
 
         REQUIRES: ``choose`` has just returned them.
         """
         if not len(places):
             return
-        came = self._since[places - self._first]
-        lately = places[(came > 0) & (came > now - _COMES_S)]
-        self._lately = np.union1d(self._lately, lately)
+        self._lately = np.union1d(self._lately, places)
         self._since[places - self._first] = _OUT
         self._out += len(places)
         self.left = max(self.left, (int(places.max()) + 1) * self._size)
@@ -103,13 +100,15 @@ class Residency:
             self._file.evict(run)
 
     def leave_again(self) -> bool:
-        """Evict blocks that arrived after their eviction; returns whether more may arrive."""
+        """Evict blocks that are in memory after their eviction; returns whether to look again."""
         places = self._lately
         if not len(places):
             return False
         places = places[(places >= self._first) & (places < self._first + len(self._since))]
         places = places[self._since[places - self._first] == _OUT]
-        found = runs(sorted(self._ring.blocks_at(places)))
+        found = [
+            run for run in runs(sorted(self._ring.blocks_at(places))) if self._file.resident([run])
+        ]
         for run in found:
             self._file.evict(run)
         self._lately = places if self._file.resident(found) else places[:0]

@@ -48,6 +48,11 @@ BOUNDS = {
 }
 
 
+def queues(conn: psycopg.Connection) -> list[dict[str, object]]:
+    with conn.cursor(row_factory=psycopg.rows.dict_row) as cursor:
+        return cursor.execute("SELECT * FROM headrace.queues()").fetchall()
+
+
 def sinks(conn: psycopg.Connection) -> list[int]:
     """Return the backends over which views are written."""
     rows = conn.execute(
@@ -184,7 +189,9 @@ def test_a9_a_queue_fills_on_disk_behind_what_stands_still(engine, source, comma
             for n in range(1, 9):
                 burst(n)
             wait_until(lambda: on_disk() > 3 * 8 * MB, lambda: f"only {on_disk()} bytes are kept")
-            wait_until(spilled, lambda: f"it is on disk only: {parts(commander)}")
+            wait_until(
+                spilled, lambda: f"it is on disk only: {parts(commander)} {queues(commander)}"
+            )
             assert source.execute("SELECT count(*) FROM wide").fetchone() == (ROWS,)
             with standing_still(engine.child("headrace.runtime.worker")):
                 burst(9)

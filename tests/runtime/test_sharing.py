@@ -461,13 +461,21 @@ def test_views_come_and_go_while_rows_change(source, database, start):
     running = start()
     stop = threading.Event()
 
+    def behind() -> int:
+        """Return how many txids the last view or subplan lacks."""
+        book = running.book
+        units = [v for v in list(book.views.values()) if v.live]
+        units += list(book.subplans.values())
+        return book.position.txid - min((u.processed for u in units), default=book.position.txid)
+
     def work() -> None:
         rng = random.Random(10)
         with psycopg.connect(database, autocommit=True) as conn:
             while not stop.is_set():
                 change(conn, rng)
-                # With shorter pauses a busy machine might let no view catch up.
-                at_any_moment(rng, 0.0, 0.04)
+                at_any_moment(rng, 0.0, 0.01)
+                # A busy machine might let no view catch up.
+                wait_until(lambda: stop.is_set() or behind() < 100, "they catch up")
 
     thread = threading.Thread(target=work)
     thread.start()

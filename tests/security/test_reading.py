@@ -137,7 +137,9 @@ CREATE TYPE holder AS (n swapping);
                 f" AND NULLIF('(1)'::{name}.holder, NULL) IS NOT NULL",
             )
             assert not caught(server, low), said
-            assert said == "42501"
+            # On a busy machine the transaction with the altered functions may have ended, after a
+            # pause of 0.1 s: then the query is refused for its own sake.
+            assert said in ("42501", "0A000")
 
 
 def test_what_planning_computes(shared_engine, server, low):

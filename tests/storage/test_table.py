@@ -155,16 +155,18 @@ def test_a18_residency_is_what_is_in_memory(opened: Opened) -> None:
     assert percent(storage) == {"q": 100 * queue.resident_bytes // queue.queued_bytes}
 
 
-def test_a19_what_leaves_while_it_comes_is_gone(
-    opened: Opened, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("requested", [True, False], ids=["requested", "written"])
+def test_a19_what_could_not_leave_at_once_leaves_later(
+    requested: bool, opened: Opened, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The disk still brings requested blocks that were evicted meanwhile."""
+    """The disk still brings requested blocks, or the kernel is not done with written pages."""
     storage = opened(16)
     queue = filled(storage, "q", 8, 1)
     parts = list(queue.ring.extents(0, queue.front))
-    out(storage, queue)
-    queue.residency.load(queue.residency.missing(0, 8), clock.monotonic())
-    wait_until(lambda: storage.file.resident(parts) == 8 * BLOCK, "it has come")
+    if requested:
+        out(storage, queue)
+        queue.residency.load(queue.residency.missing(0, 8), clock.monotonic())
+        wait_until(lambda: storage.file.resident(parts) == 8 * BLOCK, "it has come")
     with monkeypatch.context() as patched:
         # Linux does not evict pages that are being written.
         patched.setattr(storage.file, "evict", lambda run: None)
