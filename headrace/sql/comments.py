@@ -44,6 +44,8 @@ ABOUT: Final[dict[str, tuple[str, str]]] = {
     "set_history": (HISTORY, "Set for how long the changes of a view are kept."),
     "view_changes": (HISTORY, "Return the changes of a view since a txid."),
     "view_as_of": (HISTORY, "Return the rows of a view as of a txid or time."),
+    "view_diff": (HISTORY, "Return what differs in a view between two txids or times."),
+    "who_changed": (HISTORY, "Return the last changes of the rows with the given values."),
     "view_txid": (HISTORY, "Return the txid of the last change that a view shows."),
     "create_feed": (HISTORY, "Create a feed: a position in the changes of a view for one reader."),
     "feed_read": (HISTORY, "Return the next changes of a feed."),

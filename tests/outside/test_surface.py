@@ -45,6 +45,9 @@ NEW = {
         "refused_commit",
         "check_command",
         "raise_error",
+        "view_diff",
+        "net_changes",
+        "who_changed",
     ),  # calls in transactions
 }
 

@@ -40,6 +40,8 @@ READ = (
     "SELECT * FROM headrace.view_as_of(NULL::public.v, txid => {txid})",
     "SELECT headrace.view_txid('public.v')",
     "CALL headrace.create_feed('s', 'public.v')",
+    "SELECT * FROM headrace.view_diff('public.v', since => 0)",
+    "SELECT * FROM headrace.who_changed('public.v', '{\"x\": 1}')",
 )
 LOOK = (
     "SELECT * FROM headrace.history",
