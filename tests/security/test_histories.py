@@ -41,7 +41,7 @@ READ = (
     "SELECT headrace.view_txid('public.v')",
     "CALL headrace.create_feed('s', 'public.v')",
     "SELECT * FROM headrace.view_diff('public.v', since => 0)",
-    "SELECT * FROM headrace.who_changed('public.v', '{\"x\": 1}')",
+    "SELECT * FROM headrace.who_changed('public.v', '{{\"x\": 1}}')",
 )
 LOOK = (
     "SELECT * FROM headrace.history",
