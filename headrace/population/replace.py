@@ -189,7 +189,7 @@ def _replace_keyed(
             conn.execute(sql.SQL(s).format(**parts)).rowcount for s in statements
         )
     except psycopg.IntegrityError as error:
-        known = keys.violated(target.shown, target.key, error)
+        known = keys.violated(target, error)
         if known is None:
             raise
         raise known from error

@@ -12,7 +12,13 @@ from typing import Any, Final
 import psycopg
 from psycopg import sql
 
-from headrace.errors import RESYNC, ResultTableChanged, SinkTableError, UserError
+from headrace.errors import (
+    RESYNC,
+    ResultTableChanged,
+    SinkTableError,
+    StructureChanged,
+    UserError,
+)
 from headrace.sink import table
 from headrace.sink.table import ResultTable
 from headrace.types import Field
@@ -128,6 +134,14 @@ def drop(conn: Connection, target: ResultTable) -> None:
             detail=error.diag.message_detail,
             hint=table.UNDO,
         ) from error
+    # The columns of a primary key stay NOT NULL without it.
+    for (name,) in conn.execute(
+        "SELECT attname FROM pg_catalog.pg_attribute WHERE attrelid = %s AND attnum > 0"
+        " AND attnotnull AND NOT attisdropped AND attname <> ALL (%s::text[])",
+        (target.oid, list(target.key)),
+    ).fetchall():
+        text = sql.SQL("ALTER TABLE {} ALTER COLUMN {} DROP NOT NULL")
+        conn.execute(text.format(target.identifier, sql.Identifier(name)))
     if not target.key:
         conn.execute(sql.SQL("ALTER TABLE {} REPLICA IDENTITY FULL").format(target.identifier))
 
@@ -182,13 +196,19 @@ def equality(conn: Connection, oid: int) -> dict[str, sql.Composed]:
 
 
 def violated(
-    shown_table: str, key: Sequence[str], error: psycopg.IntegrityError
-) -> SinkTableError | None:
+    target: ResultTable, error: psycopg.IntegrityError
+) -> SinkTableError | StructureChanged | None:
     """Return the view's error for ``error``, a constraint violation in its table.
+
+    A NULL in a key that follows from the query shows that a NOT NULL constraint of a table was
+    dropped: the view is filled anew, with another key or none.
 
     None: the error names no constraint, so it may come from a user's code, which can raise any
     SQLSTATE.  Every role may read why a view has stopped, so the message contains no values.
     """
+    key, shown_table = target.key, target.shown
+    if not key:
+        return None
     code, diag = error.sqlstate or SinkTableError.sqlstate, error.diag
     detail: str | None = None
     match error:
@@ -200,6 +220,10 @@ def violated(
                 f'column "{diag.column_name}" of key {shown(key)} of result table'
                 f" {shown_table} would be NULL"
             )
+            if target.planned_key:
+                return StructureChanged(
+                    message, detail="A table has lost a NOT NULL constraint.", hint=RESYNC
+                )
         case _:
             return None
     return SinkTableError(message, detail=detail, hint=RESYNC, sqlstate=code)

@@ -52,6 +52,8 @@ class ResultTable:
     """The view's columns, in table order."""
     key: tuple[str, ...] = ()
     """Columns of its primary key; empty: it has none."""
+    planned_key: bool = False
+    """Whether the key follows from the query, so that no user has asked for it."""
     conditions: tuple[str, ...] = ()
     """Its row security (``policies``): SQL conditions that are true of the rows a role sees."""
 

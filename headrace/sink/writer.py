@@ -101,7 +101,7 @@ class SinkWriter:
             if len(come):
                 self._insert(target, statements, diffs, copies(come, weights))
         except psycopg.IntegrityError as error:
-            known = keys.violated(target.shown, target.key, error) if target.key else None
+            known = keys.violated(target, error)
             if known is None:
                 raise
             raise known from error

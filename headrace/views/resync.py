@@ -429,7 +429,8 @@ class Resync(Population):
         stored = self._stored
         columns, sink = self._planned.columns, self._planned.physical.sink
         return table.ResultTable(
-            self._view.id, stored.schema, stored.name, oid, columns, sink.key, sink.conditions
+            *(self._view.id, stored.schema, stored.name, oid, columns, sink.key),
+            conditions=sink.conditions,
         )
 
     def _as_is(self, oid: int) -> table.ResultTable:

@@ -75,7 +75,11 @@ SELECT n.nspname, c.relname, c.relkind::text, c.relpersistence::text, c.relrepli
            AND CASE c.relreplident WHEN 'i' THEN indisreplident ELSE indisprimary END)
   FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = %s"""
 _COLUMNS: Final = """
-SELECT attnum, attname, atttypid, atttypmod, attcollation, attnotnull, attgenerated <> '',
+SELECT attnum, attname, atttypid, atttypmod, attcollation,
+       attnotnull AND NOT EXISTS (
+           SELECT FROM pg_constraint k WHERE k.conrelid = attrelid AND k.contype = 'n'
+              AND NOT k.convalidated AND attnum = ANY (k.conkey)),
+       attgenerated <> '',
        attstorage <> 'p' AND (SELECT reltoastrelid <> 0 FROM pg_class c WHERE c.oid = attrelid)
        AND NOT (atttypid = 'numeric'::regtype AND atttypmod BETWEEN 4 AND (25 << 16))
   FROM pg_attribute WHERE attrelid = %s AND attnum > 0 AND NOT attisdropped

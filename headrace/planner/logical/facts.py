@@ -1,7 +1,8 @@
 """Facts about plan nodes: predicates that hold for their rows, row counts, and possible failures.
 
 Only identity columns of a table count as not null: a NOT NULL constraint may be dropped under a
-view, the row identity may not.
+view, the row identity may not.  The key of a result table may rely on such a constraint: a NULL that
+comes later stops the view, which is then filled anew with another key.
 """
 
 from __future__ import annotations
@@ -277,33 +278,50 @@ def exactly_one(node: nodes.Node) -> bool:
             return False
 
 
-def not_null(node: nodes.Node, column: int) -> bool:
-    """Return whether the column of that id is never NULL."""
+def not_null(node: nodes.Node, column: int, *, declared: bool = False) -> bool:
+    """Return whether the column of that id is never NULL.
+
+    ``declared``: NOT NULL constraints count, too.  They may be dropped under a view.
+    """
     match node:
         case nodes.ScanNode():
             fields = [f for c, f in node.fields if c.id == column]
-            return not node.table.full and any(f.attnum in node.table.key for f in fields)
+            identity = () if node.table.full else node.table.key
+            return any(
+                f.attnum in identity or (declared and node.table.column(f.attnum).not_null)
+                for f in fields
+            )
         case nodes.FilterNode():
-            return not_null(node.input, column) or any(_rejects(p, column) for p in node.predicates)
+            return not_null(node.input, column, declared=declared) or any(
+                _rejects(p, column) for p in node.predicates
+            )
         case nodes.ProjectNode():
             found = {c.id: e for c, e in node.items}.get(column)
             return isinstance(found, Ref) and (
-                found.id in nodes.ids(node.input) and not_null(node.input, found.id)
+                found.id in nodes.ids(node.input)
+                and not_null(node.input, found.id, declared=declared)
             )
         case nodes.JoinNode():
             sides = {"inner": (node.left, node.right), "full": ()}.get(node.kind, (node.left,))
-            return any(column in nodes.ids(side) and not_null(side, column) for side in sides)
+            return any(
+                column in nodes.ids(side) and not_null(side, column, declared=declared)
+                for side in sides
+            )
         case nodes.AggregateNode():
             found = {c.id: e for c, e in node.keys}.get(column)
             if isinstance(found, Ref):
-                return found.id in nodes.ids(node.input) and not_null(node.input, found.id)
+                return found.id in nodes.ids(node.input) and not_null(
+                    node.input, found.id, declared=declared
+                )
             return any(
                 a.column.id == column and NATIVE[a.function].empty is Empty.ZERO for a in node.aggs
             )
         case nodes.DistinctNode() | nodes.TopKNode() | nodes.WindowNode():
-            return column in nodes.ids(node.input) and not_null(node.input, column)
+            return column in nodes.ids(node.input) and not_null(
+                node.input, column, declared=declared
+            )
         case nodes.AgainNode():
-            return not_null(node.plan, node.inside(column))
+            return not_null(node.plan, node.inside(column), declared=declared)
         case _:
             return False
 

@@ -1,7 +1,7 @@
 """Unique keys of a plan node: sets of columns in which no two of its rows are equal.
 
-Two NULLs count as equal.  A key without NULLs whose values always fit into an index becomes the key
-of the result table (``proved``).  The other keys are suggestions (``explain_view``): choosing one
+Two NULLs count as equal.  A key without NULLs, as far as constraints of the tables say, whose values
+always fit into an index becomes the key of the result table (``proved``).  The other keys are suggestions (``explain_view``): choosing one
 also gives the table a primary key.  Postgres checks both.
 """
 
@@ -150,7 +150,11 @@ def proved(node: nodes.Node, columns: Schema) -> tuple[str, ...]:
     for key in unique(node):
         places = {c.id: i for i, c in reversed(list(enumerate(node.columns))) if c.id in key}
         fits = sum(_bytes_max(columns[i]) for i in places.values()) <= _KEY_BYTES_MAX
-        if fits and 0 < len(key) <= _KEY_COLUMNS_MAX and all(not_null(node, c) for c in key):
+        if (
+            fits
+            and 0 < len(key) <= _KEY_COLUMNS_MAX
+            and all(not_null(node, c, declared=True) for c in key)
+        ):
             return tuple(columns[i].name for i in sorted(places.values()))
     return ()
 
@@ -182,7 +186,7 @@ def _nullable(node: nodes.Node, names: Sequence[str], key: Key) -> str:
     return ", ".join(
         n
         for c, n in zip(node.columns, names, strict=True)
-        if c.id in key and not not_null(node, c.id)
+        if c.id in key and not not_null(node, c.id, declared=True)
     )
 
 
