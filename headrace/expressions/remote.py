@@ -284,7 +284,7 @@ class RemoteEvaluator:
             raise UnsupportedError(
                 "functions that are not built in cannot be evaluated",
                 hint="Run headrace init --run as a superuser, give the role of Headrace CREATEROLE,"
-                " or set eval_dsn: a role without rights evaluates them.",
+                " or set eval_dsn: role headrace_eval, which has no rights, evaluates them.",
             )
         return self._untrusted
 

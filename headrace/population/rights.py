@@ -58,7 +58,7 @@ def check(conn: Connection, eval_dsn: str, planned: Planned) -> None:
         raise UnsupportedError(
             "functions and types that are not built in cannot be evaluated",
             hint="Run headrace init --run as a superuser, give the role of Headrace CREATEROLE, or set"
-            " eval_dsn: a role without rights evaluates them.",
+            " eval_dsn: role headrace_eval, which has no rights, evaluates them.",
         )
     role = str(conninfo_to_dict(eval_dsn).get("user") or "")
     lacking = conn.execute(
