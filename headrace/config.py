@@ -295,6 +295,16 @@ class Settings:
     """Name of the source whose changes this process replicates; empty: none. The server sets
     it."""
 
+    webhook_hosts: str = ""
+    """Hosts to which assertions may send webhooks, separated by commas: ``hooks.example.com``,
+    ``*.example.com``, with another port than that of http or https ``host:port``, with any port
+    ``host:*``; empty: none."""
+    webhook_timeout_ms: int = 10_000
+    """Milliseconds that a webhook may take to answer."""
+    webhook_tries_max: int = 15
+    """Attempts to deliver a webhook, 1, 2, 4 … seconds after each other and at most an hour; with
+    the default they take 3 hours."""
+
     log_level: str = "info"
     """Lowest level that is logged: debug, info, warning or error."""
     otlp_endpoint: str = ""

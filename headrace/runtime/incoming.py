@@ -43,6 +43,9 @@ class Frames(ABC):
         self.attempt: Final = attempt
         self.instant: Final = instant
         self.oldest_us: Final = oldest_us
+        self.xids: dict[int, int] = {}
+        """XIDs of its transactions by the LSN that their rows have, in the order of their commits;
+        filled while the rows are read from the stream or the log."""
         self.stopped: dict[int, HeadraceError] = {}
         """Views that must not take the rows, by ID; filled while the rows are read."""
 
@@ -78,8 +81,6 @@ class StreamFrames(Frames):
         self.pass_on: list[Callable[[list[TableDiffs] | None], None]] = []
         """Functions called with each chunk once, and with None at the end."""
         self._describer = describer
-        self._xids: dict[int, int] = {}
-        """XIDs by the LSN that their rows have."""
         self._batch = batch
         self._decoder = decoder
         self._kept: list[list[TableDiffs]] | None = None
@@ -95,7 +96,7 @@ class StreamFrames(Frames):
             found = []
             for event in events:
                 if isinstance(event, Begin):
-                    self._xids[event.final_lsn] = xid = event.xid
+                    self.xids[event.final_lsn] = xid = event.xid
                 elif isinstance(event, RelationChanged):
                     found.append(Description(xid, event.relation))
             if found:
@@ -119,7 +120,7 @@ class StreamFrames(Frames):
 
     def _numbered(self, changes: Changes) -> pa.RecordBatch:
         read = None if self._types is None else self._types.get(changes.relation.oid, {})
-        found = self._describer.numbered(changes, self._xids[changes.last_lsn], read)
+        found = self._describer.numbered(changes, self.xids[changes.last_lsn], read)
         return typed(found, read or {})
 
     def all(self) -> list[TableDiffs] | None:

@@ -6,6 +6,7 @@ A view that cannot process the batch stops at the one before; other views are no
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from itertools import islice
 from typing import Final
 
 from headrace import clock
@@ -27,6 +28,7 @@ from headrace.runtime.shared import Shared
 from headrace.runtime.views import Unit, View
 from headrace.runtime.watch import Watch
 from headrace.runtime.worker_handles import WorkerHandles
+from headrace.sql.history import XIDS_MAX
 
 _ROOM_S: Final = 1.0
 
@@ -154,6 +156,7 @@ class Intake:
             frames.oldest_us,
             began_s,
             clock.monotonic(),
+            tuple(islice(frames.xids.values(), XIDS_MAX)) if any(p.kept for p in parts) else (),
         )
 
     def pass_time(self, instant: int) -> None:

@@ -84,11 +84,20 @@ class CommitJob:
     """When it was taken, on the monotonic clock; 0: for lagging views."""
     done_s: float = 0.0
     """When its result was computed, on the monotonic clock."""
+    xids: tuple[int, ...] = ()
+    """XIDs of its first transactions, ``XIDS_MAX`` at most, if a history is written."""
 
     @property
     def moment(self) -> HistoryPosition:
         """Moment of its changes, as histories record it."""
-        return HistoryPosition(self.txid, self.lsn, clock.from_postgres(self.commit_time_us))
+        return HistoryPosition(
+            self.txid,
+            self.lsn,
+            clock.from_postgres(self.commit_time_us),
+            clock.from_postgres(self.oldest_us or self.commit_time_us),
+            self.transactions,
+            self.xids,
+        )
 
 
 @dataclass(slots=True)

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Callable
 from typing import Any, Final
 
 import msgspec
@@ -32,7 +33,7 @@ from headrace.server.commands import Commands
 from headrace.server.context import CallContext, settings_of
 from headrace.server.messages import ResultSet
 from headrace.server.procedures import invocation_of
-from headrace.sql import commands, meta, questions
+from headrace.sql import commands, history, meta, questions
 from headrace.sql.commands import Taken
 from headrace.sql.questions import Question
 from headrace.sql.status import CommandStatus
@@ -51,6 +52,7 @@ IDLE_S: Final = 60.0
 MISSES_MAX: Final = 4
 LOCK_CLASS: Final = 1_212_437_059
 _RETRY_S: Final = 0.5
+_COMMANDS: Final = "headrace_commands"
 _TAKEN_MAX: Final = 16
 """Limit of commands, and of questions, taken at once: a command may have 1 MB of text."""
 
@@ -62,7 +64,14 @@ _log = structlog.get_logger(__name__)
 class Direct:
     """Serves the command table."""
 
-    def __init__(self, settings: Settings, commands: Commands) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        commands: Commands,
+        asserted: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Take ``asserted``, which is called when rows of assertions may have changed."""
+        self._asserted = asserted
         self._settings = settings
         self._commands = commands
         self._tasks: dict[int, asyncio.Task[None]] = {}
@@ -122,7 +131,7 @@ class Direct:
 
     async def _announce(self, conn: Connection) -> None:
         """Announce the engine, and resolve the commands that an earlier connection left running."""
-        await conn.execute("LISTEN headrace_commands")
+        await conn.execute(f'LISTEN {_COMMANDS}; LISTEN "{history.ASSERTED}"')
         if self._fresh:
             error = {
                 "C": "57P01",
@@ -137,11 +146,15 @@ class Direct:
         await conn.execute(meta.ANNOUNCE, ("commander", None))
 
     async def _listen(self, conn: Connection) -> None:
-        """Wake ``_take_all`` for each notification; take questions."""
+        """Wake ``_take_all``, or the recorder, for each notification; take questions."""
         known: set[Question] = set()
+        self._asserted()  # a notification may have been lost with the last connection
         while True:
-            async for _ in conn.notifies(timeout=ASK_S):
-                self._announced.set()
+            async for heard in conn.notifies(timeout=ASK_S):
+                if heard.channel == _COMMANDS:
+                    self._announced.set()
+                else:
+                    self._asserted()
             # The query also detects a connection that is dead without an error.
             found = await questions.asked(conn)
             new = [question for question in found if question not in known][:_TAKEN_MAX]

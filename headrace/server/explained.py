@@ -36,6 +36,7 @@ _UNITS: Final = {
     "spark_threshold_rows": "rows",
     "view_rows_max": "rows",
     "views_per_role_max": "views",
+    "webhook_tries_max": "attempts",
     "worker_lost_s": "seconds",
 }
 """Units of numbers whose setting has no ``ms`` or ``bytes`` in its name."""

@@ -20,7 +20,7 @@ from headrace.errors import HeadraceError
 from headrace.postgres.connect import async_dicts
 from headrace.server.commands import CommandPeer
 from headrace.server.supervisor import Child, Supervisor
-from headrace.sql import origins
+from headrace.sql import deliveries, origins
 from headrace.sql.status import SHOWN, CursorState, Status
 
 if TYPE_CHECKING:
@@ -46,6 +46,10 @@ SELECT s.active, s.wal_status, s.safe_wal_size,
 _CURRENT: Final = "SELECT pg_current_wal_lsn() - '0/0'::pg_lsn AS current"
 # Oldest first: a new view does not displace any of those reported one by one.
 _VIEWS: Final = "SELECT * FROM headrace.view_states() ORDER BY id"
+_ASSERTIONS: Final = """
+SELECT a.name, CASE WHEN a.state = 'violated' AND a.violation IS NULL THEN 'pending' ELSE a.state END AS state
+  FROM headrace.assertions() a"""
+_ASSERTION_STATES: Final = ("holds", "pending", "violated", "unknown")
 
 
 class Health:
@@ -101,6 +105,10 @@ class Health:
                 slot = await self._slot(conn)
                 views = await _asked(conn, _VIEWS)
                 sources = await origins.activity(conn)
+                # Only if there is one: else a page costs nothing more.
+                asserted = any(view["assertion"] for view in views)
+                assertions = await _asked(conn, _ASSERTIONS) if asserted else []
+                undelivered = await deliveries.undelivered(conn) if asserted else {}
         except (psycopg.Error, TimeoutError):
             page.put("source_up", 0)
             return await asyncio.to_thread(page.render)
@@ -114,6 +122,9 @@ class Health:
         page.put("views_left_out", len(views) - len(shown))
         for view in shown:
             _view(page, view)
+        _assertions(page, assertions, self._settings.metrics_views_max)
+        for status, number in undelivered.items():
+            page.put("webhook_deliveries", number, status)
         if told is not None:
             names = {view["id"]: str(view["name"]) for view in shown}
             _told_of_views(page, names, told)
@@ -217,6 +228,15 @@ def _view(page: Page, view: Mapping[str, Any]) -> None:
     for column in ("lag_bytes", "rows", "txid"):
         if view[column] is not None:
             page.put(f"view_{column}", view[column], name)
+
+
+def _assertions(page: Page, assertions: Sequence[Mapping[str, Any]], most: int) -> None:
+    states = Counter(str(row["state"]) for row in assertions)
+    for state in _ASSERTION_STATES:
+        page.put("assertions", states[state], state)
+    for row in assertions[:most]:
+        if row["state"] != "unknown":
+            page.put("assertion_violated", row["state"] == "violated", str(row["name"]))
 
 
 def _worker(page: Page, told: Mapping[str, Any]) -> None:

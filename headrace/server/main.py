@@ -35,12 +35,14 @@ from headrace.server.health import Health
 from headrace.server.listener import Listener
 from headrace.server.observer import Observer
 from headrace.server.publication_guard import PublicationGuard
+from headrace.server.recorder import Recorder
 from headrace.server.reload import Reload
 from headrace.server.resumer import Resumer, mends
 from headrace.server.supervisor import Supervisor
 from headrace.server.traces import Traces
 from headrace.server.upstream import SourceAddress
 from headrace.server.waits import SessionWaits
+from headrace.server.webhooks import WebhookSender
 from headrace.sql import install, meta, publication_trigger
 from headrace.sql.views import Unfinished
 
@@ -171,7 +173,9 @@ class Commander:
             settings.commands_per_role_max,
             self._supervisor.see,
         )
-        self._direct = Direct(settings, self._commands)
+        self._webhooks = WebhookSender(settings, version())
+        self._recorder = Recorder(settings, self._waits, self._webhooks.wake)
+        self._direct = Direct(settings, self._commands, self._recorder.wake)
         self._listener = Listener(
             settings, SourceAddress.of(settings.source), database, self._commands.run
         )
@@ -209,6 +213,8 @@ class Commander:
             await asyncio.wait((stopped, ready), return_when=asyncio.FIRST_COMPLETED)
             if not self._stop.is_set():
                 await ready
+                self._recorder.start()
+                self._webhooks.start()
                 self._direct.start()
                 self._resumer.start()
                 self._backlogs.start()
@@ -237,6 +243,8 @@ class Commander:
             await self._backlogs.stop()
             await self._resumer.stop()
             await self._direct.stop()
+            await self._recorder.stop()
+            await self._webhooks.stop()
             await self._waits.close()
             await self._supervisor.stop()
             await self._guard.stop()

@@ -101,6 +101,10 @@ TABLE: Final[tuple[Meaning, ...]] = (
     _counter("restarts", "How often a view continued after that."),
     _gauge("views_left_out", "Views that are not exported one by one, because there are more than metrics_views_max."),
     _gauge("collections_left_out", "The same for collections, and metrics_collections_max."),
+    # --- assertions
+    _gauge("assertions", "Number of assertions in each state; pending: violated within its grace, unknown: its view lags or does not run.", "state"),
+    _gauge("assertion_violated", "1 if the assertion is violated and that was reported, 0 if not; missing if it is not known.", "assertion"),
+    _gauge("webhook_deliveries", "Events that were not delivered to webhooks yet (pending), or never will be (failed).", "status"),
     # --- each view
     _gauge("view_state", "1 for the state that the view is in, 0 for the others.", "view", "state"),
     _gauge("view_cursor", "1 for the state of its cursor (list_views()), 0 for the others; all 0 if no engine works on it.", "view", "state"),

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
-VIEWS, FRESH, INSIGHT, HISTORY, WORKERS, SOURCES, SERVER = TOPICS = (
-    *("views", "freshness", "insight", "history", "workers", "sources", "server"),
+VIEWS, FRESH, INSIGHT, HISTORY, ASSERTIONS, WORKERS, SOURCES, SERVER = TOPICS = (
+    *("views", "freshness", "insight", "history", "assertions", "workers", "sources", "server"),
 )
 
 ABOUT: Final[dict[str, tuple[str, str]]] = {
@@ -54,6 +54,11 @@ ABOUT: Final[dict[str, tuple[str, str]]] = {
     "create_connection_point": (HISTORY, "Name the output of a view, which other views and readers can use."),
     "drop_connection_point": (HISTORY, "Drop a connection point."),
     "connection_points": (HISTORY, "List the connection points."),
+    "create_assertion": (ASSERTIONS, "Create an assertion: a query that must stay empty."),
+    "check_assertion": (ASSERTIONS, "Raise an error if an assertion is violated by what is committed now."),
+    "drop_assertion": (ASSERTIONS, "Drop an assertion, its table and its violations."),
+    "assertions": (ASSERTIONS, "List the assertions: which hold, which are violated, and of which that is not known."),
+    "webhooks": (ASSERTIONS, "Show the webhooks of your assertions, with their secrets and deliveries."),
     "workers": (WORKERS, "Show the processes that keep views: load, memory, moves."),
     "show_workers": (WORKERS, "Return the rows of workers as JSON."),
     "add_worker": (WORKERS, "Start another worker for views."),

@@ -38,7 +38,9 @@ GRANT SELECT ON headrace.meta, headrace.progress, headrace.view_tables, headrace
 GRANT SELECT (id, schema_name, view_name, query, columns, explain, options, settings, owner, result_oid,
               start_lsn, status, message, detail, hint, culprit, sqlstate, tried, note, block, created_at, canonical, revision, since, last_error, last_error_at, paused_by, placed_parts)
     ON headrace.views TO PUBLIC;
-GRANT SELECT ON headrace.histories, headrace.history, headrace.covered TO PUBLIC;
+GRANT SELECT ON headrace.histories, headrace.history, headrace.covered, headrace.violations, headrace.webhook_targets, headrace.webhook_deliveries TO PUBLIC;
+GRANT SELECT (id, view_id, on_violation, sample, grace, txid, count, lsn, since, violation_id, fill_txid, fill_rows, fill_at)
+    ON headrace.assertion_states TO PUBLIC;
 GRANT SELECT, INSERT (name, history_id, txid), UPDATE (name, txid) ON headrace.feeds TO PUBLIC;
 GRANT SELECT, INSERT (procedure, arguments, settings, queued) ON headrace.commands TO PUBLIC;
 GRANT EXECUTE ON ALL ROUTINES IN SCHEMA headrace TO PUBLIC;

@@ -10,7 +10,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
@@ -26,6 +26,10 @@ Connection = psycopg.Connection[Any]
 
 PART_BYTES: Final = 1 << 20
 """Approximate size of the rows' text in one row of the history."""
+XIDS_MAX: Final = 100
+"""Limit of the transactions that are stored with the changes of one txid."""
+ASSERTED: Final = "headrace.asserted"
+"""Channel that announces changes of assertions; no view's channel has a dot there."""
 _OTHERWISE: Final = (ContinuityLost.sqlstate, SinkTableError.sqlstate)
 """Errors of views whose table differed from the history: after a restore, or an edit by hand."""
 
@@ -44,24 +48,31 @@ SELECT h.view_id FROM headrace.histories h JOIN owned o ON o.view_id = h.view_id
 # The row lock waits for a transaction that deletes the history; then there is no row.
 _WRITE: Final = """
 WITH kept AS MATERIALIZED (
-    SELECT h.id, $2::bigint + h.shift AS txid, v.view_name
+    SELECT h.id, $2::bigint + h.shift AS txid, v.view_name,
+           EXISTS (SELECT FROM headrace.assertion_states a WHERE a.view_id = h.view_id) AS asserted
       FROM headrace.histories h JOIN headrace.views v ON v.id = h.view_id
      WHERE h.view_id = $1::bigint FOR KEY SHARE OF h),
 put AS (
     INSERT INTO headrace.history
-           (history_id, txid, part, lsn, commit_at, row_count, weights, data)
+           (history_id, txid, part, lsn, commit_at, row_count, weights, data,
+            net, first_at, transactions, xids)
     SELECT k.id, k.txid, $3::int, $4::pg_lsn,
            coalesce($5::timestamptz, pg_catalog.clock_timestamp()),
            pg_catalog.cardinality($6::bigint[]), $6::bigint[],
            ARRAY(SELECT (u.row::{row_type})::text
-                   FROM unnest($7::text[]) WITH ORDINALITY AS u (row, place) ORDER BY u.place)
+                   FROM unnest($7::text[]) WITH ORDINALITY AS u (row, place) ORDER BY u.place),
+           CASE WHEN k.asserted THEN
+                (SELECT pg_catalog.sum(w.weight)::bigint FROM unnest($6::bigint[]) AS w (weight)) END,
+           CASE WHEN k.asserted THEN $8::timestamptz END, CASE WHEN k.asserted THEN $9::int END,
+           CASE WHEN k.asserted THEN $10::bigint[] END
       FROM kept k)
 SELECT (SELECT pg_catalog.pg_notify(
-            ('headrace_' || k.view_name)::pg_catalog.name::text, k.txid::text) WHERE {room})
+            ('headrace_' || k.view_name)::pg_catalog.name::text, k.txid::text) WHERE {room}),
+       (SELECT pg_catalog.pg_notify({asserted}, k.id::text) WHERE k.asserted AND {room})
   FROM kept k"""
 # A listener that sleeps in a transaction makes the server keep all notifications.  When that queue
 # is full, a COMMIT with a notification fails, and this one would be ours.
-_ROOM: Final = "pg_catalog.pg_notification_queue_usage() OPERATOR(pg_catalog.<) 0.5"
+ROOM: Final = "pg_catalog.pg_notification_queue_usage() OPERATOR(pg_catalog.<) 0.5"
 _FOUND: Final = """
 SELECT h.id, h.shift, h.first_txid IS NOT NULL, p.txid, v.view_name,
        v.status = 'error' AND v.sqlstate = ANY (%s)
@@ -80,6 +91,9 @@ WITH bound AS MATERIALIZED (
            SELECT min(c.txid) FROM headrace.history c
             WHERE c.history_id = h.id AND c.commit_at >= clock_timestamp() - h.keep),
            9223372036854775807)
+       -- What an assertion's recorder has not read stays.
+       AND NOT EXISTS (SELECT FROM headrace.assertion_states a
+                        WHERE a.view_id = h.view_id AND a.txid < o.txid)
      GROUP BY h.id),
 gone AS (
     DELETE FROM headrace.history c USING bound b
@@ -135,6 +149,11 @@ class HistoryPosition:
     txid: int
     lsn: int
     committed_at: datetime | None
+    first_at: datetime | None = None
+    """Commit time of the first transaction, if there were several."""
+    transactions: int = 0
+    xids: Sequence[int] = ()
+    """XIDs of the first transactions."""
 
 
 def interval(conn: Connection, text: str) -> str:
@@ -203,13 +222,16 @@ def writing(row_type: sql.Composable) -> sql.Composed:
 
     REQUIRES: when it is executed, the table whose rows are of ``row_type`` is locked.
     """
-    return sql.SQL(_WRITE).format(row_type=row_type, room=sql.SQL(_ROOM))
+    return sql.SQL(_WRITE).format(
+        row_type=row_type, room=sql.SQL(ROOM), asserted=sql.Literal(ASSERTED)
+    )
 
 
 def values(view_id: int, at: HistoryPosition, number: int, part: Part) -> tuple[Any, ...]:
     """Return the parameters of ``writing`` for part ``number`` of its txid."""
     lsn = format_lsn(at.lsn)
-    return (view_id, at.txid, number, lsn, at.committed_at, part.weights, part.data)
+    changes = (view_id, at.txid, number, lsn, at.committed_at, part.weights, part.data)
+    return (*changes, at.first_at, at.transactions, list(at.xids))
 
 
 def find(conn: Connection, view_id: int, txid: int, lsn: str) -> StoredHistory | None:
@@ -241,9 +263,9 @@ def put_difference(
     conn.execute(
         sql.SQL(
             "INSERT INTO headrace.history"
-            " (history_id, txid, part, lsn, commit_at, row_count, weights, data)"
+            " (history_id, txid, part, lsn, commit_at, row_count, weights, data, net)"
             " SELECT {id}, {txid}, p.part, {lsn}::pg_lsn, clock_timestamp(), count(*),"
-            "        array_agg(p.weight), array_agg(p.image)"
+            "        array_agg(p.weight), array_agg(p.image), sum(p.weight)::bigint"
             "   FROM (SELECT d.image, d.weight,"
             "                (sum(length(d.image) + 16) OVER (ROWS UNBOUNDED PRECEDING)"
             "                 / {bytes}) AS part"
@@ -281,7 +303,7 @@ def go_on(conn: Connection, kept: StoredHistory, result_oid: int, *, anew: bool)
         },
     )
     conn.execute(
-        f"SELECT pg_catalog.pg_notify(('headrace_' || %s)::name::text, %s) WHERE {_ROOM}",
+        f"SELECT pg_catalog.pg_notify(('headrace_' || %s)::name::text, %s) WHERE {ROOM}",
         (kept.channel_of, str(kept.txid)),
     )
 

@@ -1,5 +1,7 @@
 -- The changes of each txid that has changed a view with a history: one row, or several parts of a
 -- megabyte each, written in the transaction that changes the view's table.
+-- net, first_at, transactions, xids: only for assertions: number of rows by which the part makes the table longer; commit
+-- time of the first transaction, number of the transactions, and the XIDs of the first of them.
 CREATE TABLE IF NOT EXISTS headrace.history (
     history_id bigint NOT NULL REFERENCES headrace.histories ON DELETE CASCADE,
     txid       bigint NOT NULL,
@@ -9,5 +11,9 @@ CREATE TABLE IF NOT EXISTS headrace.history (
     row_count  int NOT NULL,
     weights    bigint[] NOT NULL,
     data       text[] NOT NULL,
+    net        bigint,
+    first_at   timestamptz,
+    transactions int,
+    xids       bigint[],
     PRIMARY KEY (history_id, txid, part)
 );

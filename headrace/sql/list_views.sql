@@ -1,5 +1,5 @@
 -- All views with their state (view_states.sql describes the first columns); readable by every role, also while the
--- engine is down.  query, message, owner and errors are shown to the owner of a view and the members of that role,
+-- engine is down.  An assertion that runs and is up to date is left out: assertions() shows it.  query, message, owner and errors are shown to the owner of a view and the members of that role,
 -- because a message may contain a value of a row.
 -- since: start of its status.  held_by: why it is not up to date, and until when if that is known; NULL: it is up to
 -- date.  p50_ms, p99_ms: from the commit of a change to its commit in the result table, over the last minute, with
@@ -82,5 +82,7 @@ AS $$
                           SELECT FROM headrace.meta w WHERE w.key = 'wal_retention' AND w.value = 'source'))) AS bytes) k
             WHERE m.key = 'wal_budget_bytes' AND m.value::bigint > 0 AND k.bytes > m.value::bigint / 2) g ON true
      CROSS JOIN (SELECT headrace.batch_s() AS batch_s, headrace.at_work() AS at_work) b
+     WHERE NOT (s.assertion AND s.status = 'running' AND s.cursor IS NOT DISTINCT FROM 'leading'
+                AND s.lag_ms <= 1000 + coalesce((v.options ->> 'latency_ms')::bigint, 0))
      ORDER BY s.ordinality
 $$;

@@ -37,6 +37,27 @@ ALTER TABLE headrace.points ENABLE ROW LEVEL SECURITY;
 DROP POLICY IF EXISTS own ON headrace.points;
 CREATE POLICY own ON headrace.points FOR SELECT
     USING (view_id IN (SELECT v.id FROM headrace.views v));
+-- An assertion is visible to its owner, and to roles that may read all of its table, who may also see its violations.
+ALTER TABLE headrace.assertion_states ENABLE ROW LEVEL SECURITY;
+ALTER TABLE headrace.violations ENABLE ROW LEVEL SECURITY;
+ALTER TABLE headrace.webhook_targets ENABLE ROW LEVEL SECURITY;
+ALTER TABLE headrace.webhook_deliveries ENABLE ROW LEVEL SECURITY;
+DROP POLICY IF EXISTS own ON headrace.assertion_states;
+CREATE POLICY own ON headrace.assertion_states FOR SELECT
+    USING (view_id IN (SELECT v.id FROM headrace.views v));
+DROP POLICY IF EXISTS readers ON headrace.assertion_states;
+CREATE POLICY readers ON headrace.assertion_states FOR SELECT
+    USING (view_id IN (SELECT h.view_id FROM headrace.histories h));
+DROP POLICY IF EXISTS readers ON headrace.violations;
+CREATE POLICY readers ON headrace.violations FOR SELECT USING (assertion_id IN (
+    SELECT a.id FROM headrace.assertion_states a JOIN headrace.histories h ON h.view_id = a.view_id));
+-- Addresses and secrets are the owner's only.
+DROP POLICY IF EXISTS own ON headrace.webhook_targets;
+CREATE POLICY own ON headrace.webhook_targets FOR SELECT USING (assertion_id IN (
+    SELECT a.id FROM headrace.assertion_states a JOIN headrace.views v ON v.id = a.view_id));
+DROP POLICY IF EXISTS own ON headrace.webhook_deliveries;
+CREATE POLICY own ON headrace.webhook_deliveries FOR SELECT USING (assertion_id IN (
+    SELECT a.id FROM headrace.assertion_states a JOIN headrace.views v ON v.id = a.view_id));
 -- The engine shows workers to members of its role.
 ALTER TABLE headrace.nodes ENABLE ROW LEVEL SECURITY;
 -- So with other databases; their connection strings are shown to no role.

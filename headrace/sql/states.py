@@ -119,7 +119,7 @@ SELECT v.id, v.status, headrace.view_message(v.id) AS message,
        extract(epoch FROM %(timeout)s::interval)::float8 AS timeout,
        EXISTS (SELECT FROM headrace.commands c JOIN pg_roles r ON r.oid = c.caller
          WHERE c.queued AND c.status IN ('pending', 'running') AND r.rolname = %(caller)s
-           AND (v.id IS NULL OR c.subject = %(name)s AND c.procedure IN ('create_view', 'drop_view'))) AS queued,
+           AND (v.id IS NULL OR c.subject = %(name)s AND c.procedure IN ('create_view', 'drop_view', 'create_assertion', 'drop_assertion'))) AS queued,
        CASE WHEN v.id IS NULL THEN (
          SELECT c.error FROM headrace.commands c JOIN pg_roles r ON r.oid = c.caller
           WHERE c.queued AND c.status = 'failed' AND c.subject = %(name)s AND r.rolname = %(caller)s

@@ -6,3 +6,5 @@ ALTER TABLE IF EXISTS headrace.origins ADD COLUMN IF NOT EXISTS last_commit byte
 ALTER TABLE IF EXISTS headrace.commands ADD COLUMN IF NOT EXISTS queued boolean NOT NULL DEFAULT false;
 ALTER TABLE IF EXISTS headrace.commands ADD COLUMN IF NOT EXISTS subject text;
 DROP FUNCTION IF EXISTS headrace.await_command(bigint, text);
+ALTER TABLE IF EXISTS headrace.history ADD COLUMN IF NOT EXISTS net bigint, ADD COLUMN IF NOT EXISTS first_at timestamptz,
+    ADD COLUMN IF NOT EXISTS transactions int, ADD COLUMN IF NOT EXISTS xids bigint[];

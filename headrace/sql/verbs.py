@@ -14,6 +14,7 @@ import dataclasses
 from dataclasses import dataclass, field
 from typing import Any, Final, Self
 
+from headrace.sql.assertion_spec import AssertionSpec
 from headrace.sql.view_spec import OptionChanges, ViewSpec
 
 Lsn = str
@@ -24,12 +25,15 @@ _KINDS: Final = {
     "int": "bigint",
     "ViewSpec": "jsonb",
     "OptionChanges": "jsonb",
+    "AssertionSpec": "jsonb",
     "Lsn": "pg_lsn",
     "Interval": "interval",
 }
-_OPTIONS: Final[dict[str, type[ViewSpec | OptionChanges]]] = {
+Options = type[ViewSpec | OptionChanges | AssertionSpec]
+_OPTIONS: Final[dict[str, Options]] = {
     "ViewSpec": ViewSpec,
     "OptionChanges": OptionChanges,
+    "AssertionSpec": AssertionSpec,
 }
 """Types of arguments that are options; they travel as the JSON data that the caller gave."""
 
@@ -70,6 +74,14 @@ class CreateView(ViewRequest):
     options: ViewSpec = field(default_factory=ViewSpec)
     replace: bool = False
     """Whether an existing view of that name is altered instead."""
+
+
+@dataclass(frozen=True, slots=True)
+class CreateAssertion(ViewRequest):
+    """Create an assertion: a view of ``query``, which must stay empty."""
+
+    query: str
+    options: AssertionSpec = field(default_factory=AssertionSpec)
 
 
 @dataclass(frozen=True, slots=True)
@@ -335,7 +347,7 @@ class Parameter:
     kind: str
     required: bool = True
     default: Any = None
-    options: type[ViewSpec | OptionChanges] | None = None
+    options: Options | None = None
     """The type that validates its value, if it is options."""
 
 
@@ -387,7 +399,7 @@ class Verb:
         return self.procedure or (None if self.selected else self.name)
 
 
-def _option_fields(request: type[Request]) -> dict[str, type[ViewSpec | OptionChanges]]:
+def _option_fields(request: type[Request]) -> dict[str, Options]:
     """Return the fields of a request that are options, with their types."""
     fields = dataclasses.fields(request)
     return {f.name: _OPTIONS[str(f.type)] for f in fields if f.type in _OPTIONS}
@@ -424,6 +436,8 @@ _ALL: Final = (
         reads=True,
     ),
     Verb("drop_view", DropView),
+    Verb("create_assertion", CreateAssertion, fills=True, tells=True),
+    Verb("drop_assertion", DropView),
     Verb("create_index", CreateIndex),
     Verb("drop_index", DropIndex),
     Verb(

@@ -15,11 +15,13 @@
 -- run, how old the contents may be: the time since the last applied batch.
 -- cursor: whether the view processes each batch with its commit group, or why not (CursorState in sql/status.py), as the
 -- engine published it within the last seconds; NULL: no engine works on it.  The status is newer, and counts first.
+-- assertion: whether the view is an assertion (assertions.sql).
 DROP FUNCTION IF EXISTS headrace.list_views();
 DROP FUNCTION IF EXISTS headrace.view_states();
 CREATE FUNCTION headrace.view_states(
     OUT id bigint, OUT name text, OUT status text, OUT message text, OUT rows bigint,
-    OUT lag_ms bigint, OUT lag_bytes bigint, OUT txid bigint, OUT lsn pg_lsn, OUT cursor text)
+    OUT lag_ms bigint, OUT lag_bytes bigint, OUT txid bigint, OUT lsn pg_lsn, OUT cursor text,
+    OUT assertion boolean)
 RETURNS SETOF record
 LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET jit = off
 AS $$
@@ -46,7 +48,8 @@ AS $$
                 CASE k.status
                      WHEN 'running' THEN CASE WHEN u.what IS NULL THEN 'leading' ELSE 'catching_up' END
                      WHEN 'paused' THEN 'paused'
-                     WHEN 'sink_error' THEN CASE u.what WHEN 'lost' THEN 'lost' ELSE 'blocked' END END END
+                     WHEN 'sink_error' THEN CASE u.what WHEN 'lost' THEN 'lost' ELSE 'blocked' END END END,
+           EXISTS (SELECT FROM headrace.assertion_states t WHERE t.view_id = v.id)
       FROM headrace.views v
       LEFT JOIN headrace.progress p ON p.view_id = v.id
       LEFT JOIN pg_class c ON c.oid = v.result_oid

@@ -34,7 +34,7 @@ BEGIN
         SELECT pg_catalog.min(c.id) INTO awaited FROM headrace.calls() c
          WHERE c.status OPERATOR(pg_catalog.=) ANY ('{pending,running}'::pg_catalog.text[])
            AND (view IS NULL OR c.name OPERATOR(pg_catalog.=) wait_here.name
-                AND c.procedure OPERATOR(pg_catalog.=) ANY ('{create_view,drop_view}'::pg_catalog.text[]));
+                AND c.procedure OPERATOR(pg_catalog.=) ANY ('{create_view,drop_view,create_assertion,drop_assertion}'::pg_catalog.text[]));
         EXIT WHEN awaited IS NULL;
         IF pg_catalog.clock_timestamp() OPERATOR(pg_catalog.>) ends THEN
             RAISE EXCEPTION USING ERRCODE = '57014',

@@ -40,6 +40,7 @@ from headrace.sql.verbs import VERBS, Verb, ViewRequest
 from headrace.views import (
     advise,
     alter,
+    assertions,
     balance,
     check,
     create,
@@ -81,6 +82,8 @@ Act = Callable[[JobContext, Job, Any], Any]
 DOES: Final[dict[str, Act]] = {
     "create_view": create.create_view,
     "drop_view": drop.drop_view,
+    "create_assertion": assertions.create_assertion,
+    "drop_assertion": assertions.drop_assertion,
     "create_index": indexes.create_index,
     "drop_index": indexes.drop_index,
     "explain_view": explain.explain_view,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -37,12 +38,26 @@ def create_view(context: JobContext, job: Job, request: CreateView) -> dict[str,
     Raises:
         HeadraceError: the creation failed or was cancelled; nothing is left behind.
     """
-    options = request.options
     if request.replace:
         answer = alter.replaced(context, job, request)
         if answer is not None:
             _say_what_stays(context, job, request, int(answer["view_id"]))
             return answer
+    return Creation(context, job, plan(context, job, request)).run()
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedView:
+    """A view to be created, and the facts that its plan relies on."""
+
+    view: NewView
+    options: ViewSpec
+    under: Facts
+
+
+def plan(context: JobContext, job: Job, request: CreateView) -> PlannedView:
+    """Plan a new view, and check its name and options."""
+    options = request.options
     wanted = PlanRequest(request.query, request.caller, request.settings)
     text = texts.in_postgres(context, job, wanted, options.dialect)
     with planning(context, job) as conn, text.speaking():
@@ -62,7 +77,7 @@ def create_view(context: JobContext, job: Job, request: CreateView) -> dict[str,
         options.without_dialect(),
         planned,
     )
-    return _Creation(context, job, view, options, planned_under).run()
+    return PlannedView(view, options, planned_under)
 
 
 def _say_what_stays(context: JobContext, job: Job, request: CreateView, view_id: int) -> None:
@@ -86,19 +101,13 @@ def _say_what_stays(context: JobContext, job: Job, request: CreateView, view_id:
             )
 
 
-class _Creation(Population):
+class Creation(Population):
     """One create_view after planning."""
 
-    def __init__(
-        self,
-        context: JobContext,
-        job: Job,
-        view: NewView,
-        options: ViewSpec,
-        planned_under: Facts,
-    ) -> None:
+    def __init__(self, context: JobContext, job: Job, planned: PlannedView) -> None:
+        view = planned.view
         name = f"{view.target.schema}.{view.target.name}"
-        super().__init__(context, job, view.planned, options, planned_under, name)
+        super().__init__(context, job, view.planned, planned.options, planned.under, name)
         self._view = view
 
     def run(self) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from headrace.population import names
 from headrace.population.context import JobContext
 from headrace.population.job import Job
 from headrace.postgres.connect import Connection
-from headrace.sql import history, points
+from headrace.sql import assertions, history, points
 from headrace.sql.verbs import SetHistory
 from headrace.sql.views import ViewRow
 from headrace.views.pause import check_not_live
@@ -44,6 +44,7 @@ def set_history(context: JobContext, job: Job, request: SetHistory) -> dict[str,
         with conn.transaction():
             names.lock(conn, view)
             _check_enough(conn, view, keep)
+            _check_assertion(conn, view, keep)
             if keep is not None:
                 history.ask(conn, view.id, keep)
                 said = {}
@@ -62,5 +63,15 @@ def _check_enough(conn: Connection, view: ViewRow, keep: str | None) -> None:
         raise UserError(
             f'connection point "{point.name}" needs the last {point.keep} of view {view.shown}',
             hint="Keep at least that, or CALL headrace.drop_connection_point first.",
+            sqlstate="55006",
+        )
+
+
+def _check_assertion(conn: Connection, view: ViewRow, keep: str | None) -> None:
+    """Raise UserError if an assertion would lose its history, by which its rows are judged."""
+    if keep is None and assertions.sample_of(conn, view.id) is not None:
+        raise UserError(
+            f"the history of assertion {view.shown} cannot be forgotten",
+            detail="Its violations are found by the changes of its rows.",
             sqlstate="55006",
         )

@@ -15,7 +15,7 @@ from headrace.population import names
 from headrace.population.context import JobContext
 from headrace.population.job import Job
 from headrace.postgres.connect import Connection
-from headrace.sql import views
+from headrace.sql import assertions, views
 from headrace.sql.verbs import RenameView
 from headrace.sql.views import ViewRow
 from headrace.views.pause import check_not_live
@@ -78,6 +78,7 @@ def _check_may(conn: Connection, view: ViewRow, schema: str) -> None:
 def _rename(conn: Connection, view: ViewRow, schema: str, name: str) -> None:
     if not views.rename(conn, view.id, schema, name):
         raise UndefinedError(f'view "{view.name}" was dropped', sqlstate="42P01")
+    assertions.renamed(conn, view.id)
     row = conn.execute(
         "SELECT n.nspname, c.relname FROM pg_class c"
         " JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = %s",

@@ -39,14 +39,23 @@ from headrace.population.names import Role, ViewName
 from headrace.population.placing import Placement
 from headrace.population.populate import Population, plan_with_facts, planning, unpublish_unused
 from headrace.population.publish import NewTable, make_table, put_progress
-from headrace.population.replace import Replaced, repair, replace_rows
+from headrace.population.replace import Replaced, image, repair, replace_rows
 from headrace.population.staging import Staging
 from headrace.postgres import tokens
 from headrace.postgres.connect import Connection
 from headrace.postgres.reliances import Facts
 from headrace.sink import keys, policies, table
 from headrace.sink.table_metadata import TableMetadata
-from headrace.sql import history, progress, reads, results, states, views, watched
+from headrace.sql import (
+    assertions,
+    history,
+    progress,
+    reads,
+    results,
+    states,
+    views,
+    watched,
+)
 from headrace.sql.history import StoredHistory
 from headrace.sql.status import Status
 from headrace.sql.verbs import ResyncView
@@ -358,6 +367,7 @@ class Resync(Population):
         if self._kept is not None:
             same = self._replaced is not None and self._replaced.noted
             history.go_on(conn, self._kept, oid, anew=not same)
+            self._count(conn, self._kept, oid)
         if self._to is not None:
             views.set_placement(conn, self._view_id, self._to, dict(self._planned.parts))
         # Either a removal of the worker waits for this, or the check sees that the worker is gone.
@@ -366,6 +376,15 @@ class Resync(Population):
         start_lsn = format_lsn(int(facts["start_lsn"]))
         states.become(conn, self._view_id, Status.RUNNING)
         states.begin(conn, self._view_id, start_lsn, because=self._because)
+
+    def _count(self, conn: Connection, kept: StoredHistory, oid: int) -> None:
+        """Store the new contents of an assertion."""
+        sample = assertions.sample_of(conn, self._view_id)
+        if sample is not None:
+            target = self._target(oid)
+            row = image("t", [field.name for field in target.schema])
+            found = assertions.contents(conn, target.identifier, row, sample)
+            assertions.refilled(conn, self._view_id, kept, found)
 
     def _release_columns(self, conn: Connection, oid: int | None) -> None:
         """Drop the policies of a table whose columns are about to change."""

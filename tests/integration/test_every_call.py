@@ -56,12 +56,14 @@ ELSEWHERE = {
     *("create_connection_point", "drop_connection_point", "resync_view", "set_placement"),
     *("add_worker", "create_worker_token", "remove_worker", "add_link", "drop_link"),
     *("add_source", "drop_source", "create_logical_table", "fail_batch", "end_client", "reload"),
+    *("create_assertion", "drop_assertion"),
 }
 """Verbs that change something: each has its own tests."""
 CALLED = {"drain_worker", "wait_for"}
 FUNCTIONS = {
     "await_history": "({view}::regclass, NULL, clock_timestamp())",
     "rows_as_of": "(NULL::{table}, NULL, NULL, clock_timestamp())",
+    "assertions": "()",
     "at_work": "()",
     "batch_s": "()",
     "connection_points": "()",
@@ -80,6 +82,7 @@ FUNCTIONS = {
     "view_message": "((SELECT id FROM headrace.view_states() WHERE name = 'public.' || {view}))",
     "view_states": "()",
     "view_txid": "({view}::regclass)",
+    "webhooks": "()",
     "worker_position": "()",
     "worker_running": "()",
 }

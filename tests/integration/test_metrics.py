@@ -37,6 +37,7 @@ INSERT INTO items SELECT i, i % 3 FROM generate_series(1, 30) i;
 """
 SUMS = "SELECT g, count(*) AS n FROM items GROUP BY g"
 FEW = "SELECT id, g FROM items WHERE g < 3"
+NEGATIVE = "SELECT id FROM items WHERE g < 0"
 NAMED = re.compile(r"\bheadrace_\w+")
 
 Page = dict[str, dict[frozenset[tuple[str, str]], float]]
@@ -150,6 +151,27 @@ def test_of_many_views_only_sums_are_told(engine, commander, source):
 
 
 @pytest.mark.slow
+def test_assertions_are_told_by_state(engine, commander, source):
+    def shown() -> dict[str, float]:
+        found = page(engine)
+        one = {dict(k)["assertion"]: v for k, v in found["headrace_assertion_violated"].items()}
+        states = {dict(k)["state"]: v for k, v in found["headrace_assertions"].items()}
+        return one | {state: number for state, number in states.items() if number}
+
+    for name, options in (("a", "{}"), ("b", '{"grace": "1 hour"}'), ("c", "{}")):
+        commander.execute("CALL headrace.create_assertion(%s, %s, %s)", (name, NEGATIVE, options))
+    # Two of them have their own series (metrics_views_max).
+    holding = {"public.a": 0, "public.b": 0, "holds": 3}
+    wait_until(lambda: shown() == holding, lambda: f"{shown()}")
+    commander.execute("CALL headrace.pause_view('c')")
+    source.execute("UPDATE items SET g = -1 WHERE id = 1")
+    mixed = {"public.a": 1, "public.b": 0, "violated": 1, "pending": 1, "unknown": 1}
+    wait_until(lambda: shown() == mixed, lambda: f"{shown()}")
+    commander.execute("CALL headrace.resume_view('c')")
+    source.execute("UPDATE items SET g = 1 WHERE id = 1")
+    wait_until(lambda: shown() == holding, lambda: f"{shown()}")
+
+
 def test_errors_and_restarts_are_counted(engine, commander, source):
     commander.execute("CALL headrace.create_view('sums', %s)", (SUMS,))
     covered(commander, "sums")
@@ -254,6 +276,7 @@ def samples_of(meaning: metrics.Meaning) -> list[str]:
 @pytest.mark.usefixtures("limited", "another")
 def test_board_and_alerts_name_only_what_is_exported(engine, commander, source):
     commander.execute("CALL headrace.create_view('sums', %s)", (SUMS,))
+    commander.execute("CALL headrace.create_assertion('none', %s)", (NEGATIVE,))
     asked = {word for exprs in board().values() for e in exprs for word in NAMED.findall(e)}
     asked |= {word for rule in rules() for word in NAMED.findall(str(rule["expr"]))}
     assert len(asked) > 40

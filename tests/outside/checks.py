@@ -29,6 +29,8 @@ EXEMPT = {
 """Page and kind -> why there is nothing to run or compare."""
 ELSEWHERE = {
     ("docs/manual/integrations.md", "python"): "test_manual.py: test_integrations",
+    ("docs/manual/assertions.md", "python"): "test_assertions_page.py: test_the_receiver",
+    ("docs/manual/assertions.md", "json"): "test_assertions_page.py: test_contents",
     ("docs/manual/spark.md", "ini"): "test_spark_masters.py: test_the_file_of_the_manual",
     (HIGH_AVAILABILITY, "sql"): "tests/failover, tests/standby: on a primary and a standby",
     (HIGH_AVAILABILITY, "text"): "the same",

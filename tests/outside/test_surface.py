@@ -31,24 +31,18 @@ GONE = {
 """``clients()``, ``end_client()``, ``settings()`` and ``reload()`` replaced the admin database;
 ``lane_ms`` is accepted as another name of ``slow_batch_ms``; ``check_command`` was for procedures."""
 ALTERED = {"list_views", "view_states", "verify", "verify_view", "submit"}
-"""Functions with another column, ``cursor``, or another argument, ``in_postgres`` or ``queued``."""
+"""Functions with another column, ``cursor`` or ``assertion``, or another argument, ``in_postgres`` or ``queued``."""
 NEW = {
     *("clients", "client_stats", "settings", "end_client", "reload"),
     *("show_clients", "show_client_stats", "show_settings"),
     *("slow_batch_ms", "view_cursor", "slot_failover", "decode_from"),
     *("spark_options", "spark_parallelism", "recompute_backlogs"),
     *("ask_engine", "find_view"),  # called by the functions that ask the engine
-    *(
-        "help",
-        "calls",
-        "wait_here",
-        "refused_commit",
-        "check_command",
-        "raise_error",
-        "view_diff",
-        "net_changes",
-        "who_changed",
-    ),  # calls in transactions
+    *("help", "calls", "wait_here", "refused_commit", "check_command", "raise_error"),
+    *("view_diff", "net_changes", "who_changed"),
+    *("create_assertion", "drop_assertion", "check_assertion", "assertions", "webhooks"),
+    *("webhook_hosts", "webhook_timeout_ms", "webhook_tries_max"),
+    *("assertion_violated", "webhook_deliveries"),
 }
 
 

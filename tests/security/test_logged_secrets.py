@@ -20,6 +20,9 @@ from tests.integration.test_sources import other as other
 from tests.waiting import wait_until
 
 PASSWORD = "sesame-4713"
+PATH = "sesame-4714"
+"""A part of a webhook's URL; on the port, the call is not passed on."""
+WEBHOOK = f'{{"on_violation": "webhook", "webhook": "http://127.0.0.1:1/{PATH}"}}'
 NOW = "SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint"
 
 
@@ -49,7 +52,7 @@ def test_secrets_are_neither_logged_nor_kept(
         log_everything(conn)
         conn.execute("CREATE TABLE t (id int PRIMARY KEY)")
     log_everything(other)
-    engine = start_engine(database)
+    engine = start_engine(database, HEADRACE_WEBHOOK_HOSTS="127.0.0.1:1")
     dsn = make_conninfo(at(other), password=PASSWORD)
     with (
         psycopg.connect(database, autocommit=True) as direct,
@@ -70,10 +73,18 @@ def test_secrets_are_neither_logged_nor_kept(
         [(carrier,)] = direct.execute("SELECT token FROM headrace.carrier").fetchall()
         [(stored,)] = direct.execute("SELECT dsn FROM headrace.origins").fetchall()
         assert PASSWORD in stored, "the carrier needs it"
+        port.execute(f"CALL headrace.create_assertion('a', 'SELECT id FROM t', '{WEBHOOK}')")
+        direct.execute("INSERT INTO t VALUES (1)")
+        wait_until(
+            lambda: direct.execute("SELECT last_error FROM headrace.webhooks()").fetchone()[0],
+            "a request was signed",
+        )
+        [(signing,)] = direct.execute("SELECT secret FROM headrace.webhook_targets").fetchall()
         log = log_of(direct)
         assert "COPY headrace.origins" in log and "pg_logical_emit_message" in log
         assert "headrace.join_worker($1" in log
-        for secret in (*tokens, PASSWORD, carrier):
+        assert "COPY headrace.webhook_targets" in log
+        for secret in (*tokens, PASSWORD, carrier, signing, PATH):
             assert secret not in log
         # On a direct connection the statement itself may be logged: it is the caller's.
         with pytest.raises(psycopg.errors.DuplicateObject):
@@ -82,7 +93,8 @@ def test_secrets_are_neither_logged_nor_kept(
         assert "add_source" in kept and "create_worker_token" in kept
         for secret in (*tokens, PASSWORD):
             assert secret not in kept
-        assert PASSWORD not in engine.log
+        for secret in (PASSWORD, signing, PATH):
+            assert secret not in engine.log
 
 
 @pytest.fixture

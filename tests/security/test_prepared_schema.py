@@ -230,7 +230,7 @@ def test_rights_that_were_given_on_our_tables_are_taken_back(server, low):
         " UNION ALL SELECT c.relname || '.' || t.attname, a.privilege_type"
         " FROM pg_class c JOIN pg_attribute t ON t.attrelid = c.oid,"
         " aclexplode(t.attacl) a WHERE c.relnamespace = 'headrace'::regnamespace"
-        " AND (c.relname, a.privilege_type) <> ('views', 'SELECT')"
+        " AND NOT (c.relname IN ('views', 'assertion_states') AND a.privilege_type = 'SELECT')"
         " ORDER BY 1, 2"
     ).fetchall()
     assert rights == [

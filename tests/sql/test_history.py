@@ -37,8 +37,8 @@ def test_a_full_queue_of_notifications_keeps_nothing_from_being_written(conn, mo
     """Any role can fill it: it listens, sleeps in a transaction, and notifies without end."""
     conn.execute("LISTEN headrace_v")
     assert len(written(conn, 1)) == 1
-    assert "pg_notification_queue_usage" in history._ROOM
-    monkeypatch.setattr(history, "_ROOM", "pg_catalog.pg_notification_queue_usage() < 0")
+    assert "pg_notification_queue_usage" in history.ROOM
+    monkeypatch.setattr(history, "ROOM", "pg_catalog.pg_notification_queue_usage() < 0")
     assert len(written(conn, 2)) == 1, "it is kept, as its answer tells"
     monkeypatch.undo()
     assert len(written(conn, 3)) == 1
