@@ -63,7 +63,7 @@ class Waits(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class JudgedAssertion:
-    """An assertion after its changes, and what is to be reported."""
+    """An assertion after its changes, and the events to be reported."""
 
     taken: TakenAssertion
     state: AssertionState
@@ -94,7 +94,7 @@ class Recorder:
         self._main = asyncio.create_task(tasks.forever("violations", self._serve, POLL_S))
 
     async def stop(self) -> None:
-        """Stop; what is not recorded yet is recorded by the next process."""
+        """Stop; the next process records the rest."""
         for task in (self._main, *self._probes.values()):
             await tasks.end(task)
 

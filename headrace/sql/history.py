@@ -63,8 +63,7 @@ put AS (
                    FROM unnest($7::text[]) WITH ORDINALITY AS u (row, place) ORDER BY u.place),
            CASE WHEN k.asserted THEN
                 (SELECT pg_catalog.sum(w.weight)::bigint FROM unnest($6::bigint[]) AS w (weight)) END,
-           CASE WHEN k.asserted THEN $8::timestamptz END, CASE WHEN k.asserted THEN $9::int END,
-           CASE WHEN k.asserted THEN $10::bigint[] END
+           $8::timestamptz, $9::int, $10::bigint[]
       FROM kept k)
 SELECT (SELECT pg_catalog.pg_notify(
             ('headrace_' || k.view_name)::pg_catalog.name::text, k.txid::text) WHERE {room}),

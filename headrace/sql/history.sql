@@ -1,6 +1,6 @@
 -- The changes of each txid that has changed a view with a history: one row, or several parts of a
 -- megabyte each, written in the transaction that changes the view's table.
--- net, first_at, transactions, xids: only for assertions: number of rows by which the part makes the table longer; commit
+-- net: only for assertions: number of rows by which the part makes the table longer.  first_at, transactions, xids: commit
 -- time of the first transaction, number of the transactions, and the XIDs of the first of them.
 CREATE TABLE IF NOT EXISTS headrace.history (
     history_id bigint NOT NULL REFERENCES headrace.histories ON DELETE CASCADE,

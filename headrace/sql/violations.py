@@ -1,10 +1,10 @@
 """Rows of ``headrace.assertion_states`` and ``headrace.violations``, as the commander writes them.
 
-It reads the changes of an assertion's rows from the view's history: never the result table, whose
-place another role's table could take.
+It reads the changes of an assertion's rows from the view's history, never from the result table: a
+table of another role could take its place.
 
 * Invariant: a violation is written in the transaction that moves ``txid`` of its assertion past
-  the changes that it results from; so once, whatever process is killed.
+  the changes that it results from; so once, also if a process is killed.
 """
 
 from __future__ import annotations

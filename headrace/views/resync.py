@@ -448,7 +448,12 @@ class Resync(Population):
         stored = self._stored
         columns, sink = self._planned.columns, self._planned.physical.sink
         return table.ResultTable(
-            *(self._view.id, stored.schema, stored.name, oid, columns, sink.key),
+            self._view.id,
+            stored.schema,
+            stored.name,
+            oid,
+            columns,
+            sink.key,
             conditions=sink.conditions,
         )
 

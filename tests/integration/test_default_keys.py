@@ -60,7 +60,7 @@ def test_what_constraints_prove_is_the_key(query, commander, source):
 
 
 def test_a_constraint_that_is_dropped(commander, source):
-    """Nobody stops for it: the view is filled anew without a key, and gets one again later."""
+    """The view is filled anew without a key, and gets one again later."""
     commander.execute("CALL headrace.create_view('v', %s)", (GROUPS,))
     commander.execute("CALL headrace.create_view('w', 'SELECT id, g FROM items')")
     source.execute("ALTER TABLE items ALTER g DROP NOT NULL")

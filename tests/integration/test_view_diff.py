@@ -1,4 +1,4 @@
-"""What differs in a view between two times, and who changed a row: out of the view's history."""
+"""Differences of a view between two times, and the last changes of a row: out of its history."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.shared_engine
 
 __all__ = ("TABLES",)
 DIFF = "SELECT change, times, before, after FROM headrace.view_diff(%s, since => %s, until => %s)"
-WHO = "SELECT change, before, after, txid FROM headrace.who_changed(%s, %s, most => %s)"
+WHO = "SELECT change, before, after, txid, xids FROM headrace.who_changed(%s, %s, most => %s)"
 
 
 @pytest.fixture
@@ -103,7 +103,7 @@ def test_between_times(commander, source):
         " until_at => %s::timestamptz)"
     )
     assert source.execute(diff, (begun, middle)).fetchall() == [("(1,1,1.50)", "(1,1,1)")]
-    # It waits for what was committed before the end.
+    # It waits for all commits before the end.
     now = source.execute("SELECT clock_timestamp()").fetchone()[0]
     assert source.execute(diff, (middle, now)).fetchall() == [("(1,1,1)", "(1,1,2)")]
 
@@ -129,13 +129,16 @@ def test_what_is_not_there_is_refused(arguments, commander, source):
 
 def test_who_changed_a_row(commander, source):
     assert source.execute(WHO, ("k", '{"id": 5}', 10)).fetchall() == [], "not since it is kept"
+    xids = []
     for statement in (
         "UPDATE items SET x = 1 WHERE id = 5",
         "UPDATE items SET x = x + 1 WHERE id <> 5",
         "DELETE FROM items WHERE id = 5",
         "INSERT INTO items VALUES (5, 3, 7.0)",
     ):
-        source.execute(statement)
+        with source.transaction():
+            source.execute(statement)
+            xids += source.execute("SELECT pg_current_xact_id()::text::bigint").fetchone()
         caught_up(source, *QUERIES, "k")
     told = source.execute(WHO, ("k", '{"id": 5}', 10)).fetchall()
     assert [row[:3] for row in told] == [
@@ -144,6 +147,7 @@ def test_who_changed_a_row(commander, source):
         ("changed", "(5,0,7.50)", "(5,0,1)"),
     ]
     assert [row[3] for row in told] == sorted((row[3] for row in told), reverse=True)
+    assert [row[4] for row in told] == [[xids[3]], [xids[2]], [xids[0]]]
     assert source.execute(WHO, ("k", '{"id": 5}', 1)).fetchall() == told[:1]
     # Any values, compared as numbers are; and a view without a key.
     assert source.execute(WHO, ("k", '{"g": 3, "x": 7}', 10)).fetchall() == told[:1]

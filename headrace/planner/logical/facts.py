@@ -1,8 +1,8 @@
 """Facts about plan nodes: predicates that hold for their rows, row counts, and possible failures.
 
 Only identity columns of a table count as not null: a NOT NULL constraint may be dropped under a
-view, the row identity may not.  The key of a result table may rely on such a constraint: a NULL that
-comes later stops the view, which is then filled anew with another key.
+view, the row identity may not.  The key of a result table may rely on such a constraint: a NULL
+that comes later stops the view, which is then filled anew with another key.
 """
 
 from __future__ import annotations

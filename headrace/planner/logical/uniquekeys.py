@@ -1,8 +1,9 @@
 """Unique keys of a plan node: sets of columns in which no two of its rows are equal.
 
-Two NULLs count as equal.  A key without NULLs, as far as constraints of the tables say, whose values
-always fit into an index becomes the key of the result table (``proved``).  The other keys are suggestions (``explain_view``): choosing one
-also gives the table a primary key.  Postgres checks both.
+Two NULLs count as equal.  A key without NULLs, as far as constraints of the tables say, whose
+values always fit into an index becomes the key of the result table (``proved``).  The other keys
+are suggestions (``explain_view``): choosing one also gives the table a primary key.  Postgres
+checks both.
 """
 
 from __future__ import annotations
