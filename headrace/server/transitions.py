@@ -48,9 +48,9 @@ class Fill:
 def advance(
     state: AssertionState, changes: Sequence[RowsChange], fill: Fill | None, *, hidden: bool
 ) -> list[Event]:
-    """Count and judge ``changes``, in their order; return what is to be reported.
+    """Count and judge ``changes``, in their order; return the events to be reported.
 
-    ``fill``: contents after its txid, whatever was counted; None: they are counted already, or
+    ``fill``: contents after its txid, which replace the count; None: they are counted already, or
     there are more changes before it.
     ``hidden``: whether nothing may be judged.
     """
@@ -88,7 +88,7 @@ def _judged(
 
 
 def settle(state: AssertionState, at: datetime, *, hidden: bool) -> list[Event]:
-    """Judge the rows without a change; return what is to be reported.
+    """Judge the rows without a change; return the events to be reported.
 
     REQUIRES: everything that was committed up to ``at`` is counted.
     """

@@ -108,6 +108,7 @@ FILES: Final = (
     "explain_view.sql",
     "lineage.sql",
     "advise.sql",
+    "assertion_rows.sql",
     "assertions.sql",
     "webhooks.sql",
     "check_assertion.sql",

@@ -4,7 +4,7 @@ It reads the changes of an assertion's rows from the view's history: never the r
 place another role's table could take.
 
 * Invariant: a violation is written in the transaction that moves ``txid`` of its assertion past
-  the changes that it results from; so once, whatever process is killed.
+  the changes that it results from; so once, also if a process is killed.
 """
 
 from __future__ import annotations

@@ -56,7 +56,7 @@ def create_assertion(context: JobContext, job: Job, request: CreateAssertion) ->
 
 
 def _check_whole(planned: Planned) -> None:
-    """Refuse rows of which the owner may see a part only: others would report a violation."""
+    """Refuse rows of which the owner may see a part only: rows of other roles would count."""
     if planned.physical.sink.conditions:
         raise UnsupportedError(
             "an assertion over tables with row-level security is not supported",
