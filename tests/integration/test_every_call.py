@@ -84,6 +84,7 @@ FUNCTIONS = {
     "worker_running": "()",
 }
 INTERNAL = {
+    "assertion_rows",
     *("ask_engine", "await_command", "captured_settings", "command_result", "find_view"),
     *("calls", "help", "refused_commit", "wait_here"),
     *("history_times", "join_worker"),

@@ -36,6 +36,7 @@ NEW = {
     *("ask_engine", "find_view"),  # called by the functions that ask the engine
     *("help", "calls", "wait_here", "refused_commit"),  # calls in transactions
     *("create_assertion", "drop_assertion", "check_assertion", "assertions", "webhooks"),
+    "assertion_rows",  # called by them
     *("webhook_hosts", "webhook_timeout_ms", "webhook_tries_max"),
     *("assertion_violated", "webhook_deliveries"),
 }
