@@ -209,7 +209,8 @@ class GraphCollector:
             # Check the role each time: it may have been dropped, renamed, or shut out.
             me = await access.welcome(conn)
             facts, views = await seen.status(conn), await seen.views(conn, VIEWS_MAX)
-        told = await self._overview(me, facts, views)
+            assertions = await seen.assertions(conn, VIEWS_MAX)
+        told = {**await self._overview(me, facts, views), "assertions": assertions}
         self._put(OVERVIEW, frame(OVERVIEW, told))
         async with asyncio.timeout(QUERY_S):
             await self._samples(conn)

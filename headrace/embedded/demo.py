@@ -1,8 +1,8 @@
 """``headrace demo``: a shop on an embedded Postgres, with two views and a screen that shows them.
 
 Nothing is installed, and nothing remains.  Two writers change a shop of a million orders, and a
-probe measures freshness.  Keys write a burst, kill the worker, or compare the views with their
-queries.
+probe measures freshness.  Keys write a burst, kill the worker, compare the views with their
+queries, or violate an assertion.
 """
 
 from __future__ import annotations
@@ -41,8 +41,9 @@ from headrace.sql.status import UNFINISHED
 
 WRITERS: Final = 2
 _DESCRIPTION: Final = (
-    "Try Headrace on an embedded Postgres: a shop with a million orders, two writers, two views, and"
-    " a screen that shows how fresh they are. Nothing is installed, and nothing remains."
+    "Try Headrace on an embedded Postgres: a shop with a million orders, two writers, two views, an"
+    " assertion, and a screen that shows how fresh they are. Nothing is installed, and nothing"
+    " remains."
 )
 _VIEWS: Final = tuple(reversed(shop.VIEWS))
 """The engine populates the first within seconds, Spark the other one."""
@@ -138,6 +139,12 @@ class Demo:
             where = "on Spark" if how == "spark" else "in the engine"
             tell(f"filled {where} in {self.population_s[view.name]:.1f} s")
 
+    def create_assertion(self) -> None:
+        """Create the assertion through the engine's port."""
+        say(f"creating assertion {shop.ASSERTION}")
+        with psycopg.connect(self.engine.dsn, autocommit=True) as conn:
+            conn.execute("CALL headrace.create_assertion(%s, %s)", (shop.ASSERTION, shop.ASSERTED))
+
     def create_views(self) -> None:
         """Create the views one after the other, and print their notices."""
         for view in _VIEWS:
@@ -152,6 +159,15 @@ class Demo:
             except psycopg.Error as error:
                 self.problem = error
                 self.progress[view.name] = str(error).strip().splitlines()[0]
+
+    def check_assertion(self) -> str:
+        """Return whether the assertion holds now."""
+        with psycopg.connect(self.engine.dsn, autocommit=True) as conn:
+            try:
+                conn.execute("CALL headrace.check_assertion(%s)", (shop.ASSERTION,))
+            except psycopg.errors.CheckViolation:
+                return "violated"
+        return "holds"
 
     def start_writing(self) -> None:
         """Start the writers and the probe."""
@@ -278,7 +294,23 @@ class Show:
             elif rows is not None:
                 said = said or f"{rows:,} rows, {made}"
             out.append((view.name, status, said))
-        return out
+        return [*out, *_assertion(conn)]
+
+
+def _assertion(conn: psycopg.Connection[Any]) -> list[tuple[str, str, str]]:
+    """Return the line of the assertion."""
+    rows = conn.execute(
+        "SELECT a.state, a.rows, a.reason, to_char(a.since, 'HH24:MI:SS')"
+        "  FROM headrace.assertions() a"
+    ).fetchall()
+    return [
+        (
+            shop.ASSERTION,
+            state,
+            reason or (f"by {count:,} rows " if count else "") + f"since {since}",
+        )
+        for state, count, reason, since in rows
+    ]
 
 
 def _table(conn: psycopg.Connection[Any]) -> dict[str, Any]:
@@ -335,6 +367,7 @@ def run_once(options: DemoOptions) -> int:
     """Run without a terminal, verify the views, print one line of JSON; 0: all are equal."""
     with running(options) as demo:
         demo.create_views()
+        demo.create_assertion()
         say("writing")
         demo.start_writing()
         began = clock.monotonic()
@@ -342,7 +375,7 @@ def run_once(options: DemoOptions) -> int:
         demo.stop_writing()
         wrote_s = clock.monotonic() - began
         say("comparing each view with its query")
-        answer = result(demo, demo.verify(), wrote_s)
+        answer = result(demo, demo.verify(), wrote_s) | {"assertion": demo.check_assertion()}
     _answer(answer)
     return 0 if answer["ok"] else 1
 
@@ -357,6 +390,7 @@ def run_live(options: DemoOptions) -> int:
         first = _VIEWS[0]
         say(f"creating view {first.name}")
         demo.create_view(first, functools.partial(demo.progress.__setitem__, first.name))
+        demo.create_assertion()
         demo.start_writing()
         others = threading.Thread(target=demo.create_others, daemon=True)
         others.start()

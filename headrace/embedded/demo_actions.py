@@ -17,9 +17,12 @@ from headrace import clock
 from headrace.embedded import shop
 from headrace.embedded.engine import EmbeddedEngine
 from headrace.sql.status import UNFINISHED
+from headrace.sql.violations import CHANNEL
 
 _SAID_MAX: Final = 4
 _PATIENCE_S: Final = 60.0
+_VIOLATED_S: Final = 3.0
+"""Seconds until the order that violates the assertion is cancelled."""
 _WORKER: Final = "headrace.runtime.worker"
 
 
@@ -41,7 +44,10 @@ class DemoActions:
 
     def press(self, key: str) -> None:
         """Start the action of ``key``, unless it is running."""
-        acts = {"w": self._burst, "k": self._kill, "v": self._verify, "c": self._open}
+        acts = {
+            **{"w": self._burst, "k": self._kill, "v": self._verify, "c": self._open},
+            "a": self._violate,
+        }
         act = acts.get(key)
         if act is None:
             return
@@ -88,6 +94,22 @@ class DemoActions:
         killed = clock.monotonic()
         self._say_seen(f"kill -9 {pid}", killed)
         self._verify()
+
+    def _violate(self) -> None:
+        """Place an order that violates the assertion; report when it is noticed; cancel it."""
+        with psycopg.connect(self._source, autocommit=True) as conn:
+            conn.execute(sql.SQL("LISTEN {}").format(sql.Identifier(CHANNEL)))
+            order = shop.give_away(conn)
+            committed = clock.monotonic()
+            heard = next(conn.notifies(timeout=_PATIENCE_S, stop_after=1), None)
+            took_ms = (clock.monotonic() - committed) * 1000
+            if heard is None:
+                self.say(f"assertion: order {order} was not noticed")
+            else:
+                self.say(f"assertion: order {order} for nothing, notified after  {took_ms:,.0f} ms")
+            clock.sleep(_VIOLATED_S)
+            shop.cancel(conn, order)
+            self.say(f"assertion: order {order} is cancelled")
 
     def _open(self) -> None:
         """Open the console in the default browser."""

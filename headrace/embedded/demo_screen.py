@@ -63,7 +63,8 @@ def screen(shown: Shown) -> str:
         *(f"  {_DIM}{what:<9}{_PLAIN}{_BOLD}{how}{_PLAIN}" for what, how in shown.links),
         "",
         f"  {_BOLD}w{_PLAIN} write a burst   {_BOLD}k{_PLAIN} kill -9 the worker"
-        f"   {_BOLD}v{_PLAIN} verify now   {_BOLD}c{_PLAIN} open the console   {_BOLD}q{_PLAIN} quit",
+        f"   {_BOLD}v{_PLAIN} verify now   {_BOLD}a{_PLAIN} violate the assertion",
+        f"  {_BOLD}c{_PLAIN} open the console   {_BOLD}q{_PLAIN} quit",
         "",
     ]
     return _CLEAR + "\n".join(lines)

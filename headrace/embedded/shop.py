@@ -86,6 +86,13 @@ HAVING sum(amount) > 100""",
 )
 
 
+ASSERTION: Final = "no_free_orders"
+ASSERTED: Final = """SELECT o.id, p.name AS product, o.amount
+FROM orders o JOIN products p ON p.id = o.product_id
+WHERE o.amount <= 0 AND o.status <> 'cancelled'"""
+"""Its query: must stay empty, and the writers keep it so."""
+
+
 def load(dsn: str, orders: int) -> None:
     """Create and fill the tables; the largest gets ``orders`` rows."""
     values = {
@@ -129,6 +136,21 @@ def burst(conn: psycopg.Connection[Any]) -> int:
         (CUSTOMERS, BURST_ROWS, PRODUCTS),
     )
     return done.rowcount
+
+
+def give_away(conn: psycopg.Connection[Any]) -> int:
+    """Place an order for nothing, which violates the assertion; return its id."""
+    row = conn.execute(
+        "INSERT INTO orders (customer_id, product_id, quantity, amount, status)"
+        " VALUES (1, 1, 1, 0, 'open') RETURNING id"
+    ).fetchone()
+    assert row is not None, "a row was inserted"
+    return int(row[0])
+
+
+def cancel(conn: psycopg.Connection[Any], order: int) -> None:
+    """Cancel an order."""
+    conn.execute("UPDATE orders SET status = 'cancelled' WHERE id = %s", (order,))
 
 
 @dataclass(slots=True)

@@ -30,6 +30,9 @@ _SOURCES_S: Final = 3.0
 _COARSEN_S: Final = 60.0
 _STEP_PCT: Final = 5
 """Memory is reported again when it has changed by this percentage of its budget."""
+_GIVES_WAY: Final = {"lock_timeout": "300ms"}
+"""A resync gives a view another id, and its rows here as well.  The two may wait for each other;
+then this writer ends before the usual deadlock_timeout (1 s), which might end the resync."""
 _log = structlog.get_logger(__name__)
 
 Held = tuple[list[Behind], list[PublishedCursor]]
@@ -161,10 +164,12 @@ class Observer:
         self._stored = found
 
     async def _writing(self, write: Callable[[held.AsyncConnection], Awaitable[None]]) -> None:
-        name = "headrace samples"
+        name, source = "headrace samples", self._settings.source
         try:
-            async with await connect.async_session(self._settings.source, name=name) as conn:
+            async with await connect.async_session(source, name=name, settings=_GIVES_WAY) as conn:
                 await write(conn)
+        except psycopg.errors.LockNotAvailable:
+            pass  # it is written in the next round
         except (psycopg.Error, HeadraceError) as error:
             reason = str(error).strip()
             if reason != self._failed:

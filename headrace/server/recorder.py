@@ -16,6 +16,7 @@ import contextlib
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from typing import Any, Final, Protocol
 
 import psycopg
@@ -44,12 +45,15 @@ POLL_S: Final = 5.0
 """Seconds between two looks without a notification, while there are assertions."""
 _IDLE_S: Final = 60.0
 """Seconds between two looks while there are none."""
-_PAUSE_S: Final = 0.01
-"""Seconds between two rounds, however many notifications come."""
+_PAUSE_S: Final = 0.05
+"""Seconds between two rounds, each of which is a commit, however many notifications come."""
 _REST_S: Final = 1.0
 """Seconds between two waits for one view."""
 _SKIP_S: Final = 60.0
 """Seconds after which an assertion that could not be judged is tried again."""
+
+_GIVES_WAY: Final = {"lock_timeout": "300ms"}
+"""Shorter than the usual deadlock_timeout (1 s), so that no other transaction is ended."""
 
 _log = structlog.get_logger(__name__)
 
@@ -103,15 +107,17 @@ class Recorder:
         self._woken.set()
 
     async def _serve(self) -> None:
-        name = "headrace violations"
+        name, source = "headrace violations", self._settings.source
         while True:
             try:
-                async with await connect.async_session(self._settings.source, name=name) as conn:
+                async with await connect.async_session(
+                    source, name=name, settings=_GIVES_WAY
+                ) as conn:
                     while await violations.ids(conn):
                         await self._look(conn)
                 self._woken.clear()
                 await self._wait(_IDLE_S)
-            except (psycopg.OperationalError, HeadraceError) as error:
+            except (psycopg.Error, HeadraceError) as error:
                 _log.warning("violations not recorded", reason=str(error).strip())
                 await asyncio.sleep(POLL_S)
 
@@ -124,7 +130,8 @@ class Recorder:
         waiting = await violations.waiting(conn)
         for each in waiting:
             if each.in_s <= 0 and each.id not in self._probes:
-                self._probes[each.id] = asyncio.create_task(self._probe(each))
+                task = self._probes[each.id] = asyncio.create_task(self._probe(each))
+                task.add_done_callback(partial(self._probed, each.id))
         await asyncio.sleep(_PAUSE_S)
         if not more:
             due = [each.in_s for each in waiting if each.in_s > 0]
@@ -144,9 +151,10 @@ class Recorder:
         except HeadraceError as error:
             # It does not run: ``assertions()`` says so, and the violation is reported later.
             _log.debug("assertion cannot be judged now", assertion=which.name, reason=str(error))
-        finally:
-            await asyncio.sleep(_REST_S)
-            self._probes.pop(which.id, None)
+        await asyncio.sleep(_REST_S)
+
+    def _probed(self, number: int, _: asyncio.Task[None]) -> None:
+        del self._probes[number]
 
     # --- one round
 

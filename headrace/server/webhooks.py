@@ -72,7 +72,7 @@ class WebhookSender:
         while True:
             try:
                 in_s = await self._deliver()
-            except (psycopg.OperationalError, HeadraceError) as error:
+            except (psycopg.Error, HeadraceError) as error:
                 _log.warning("webhooks not delivered", reason=str(error).strip())
                 in_s = _RETRY_S
             await self._wait(in_s)

@@ -109,6 +109,7 @@ FILES: Final = (
     "explain_view.sql",
     "lineage.sql",
     "advise.sql",
+    "assertion_rows.sql",
     "assertions.sql",
     "webhooks.sql",
     "check_assertion.sql",

@@ -82,7 +82,7 @@ AS $$
                           SELECT FROM headrace.meta w WHERE w.key = 'wal_retention' AND w.value = 'source'))) AS bytes) k
             WHERE m.key = 'wal_budget_bytes' AND m.value::bigint > 0 AND k.bytes > m.value::bigint / 2) g ON true
      CROSS JOIN (SELECT headrace.batch_s() AS batch_s, headrace.at_work() AS at_work) b
-     WHERE NOT (s.assertion AND s.status = 'running' AND s.cursor IS NOT DISTINCT FROM 'leading'
-                AND s.lag_ms <= 1000 + coalesce((v.options ->> 'latency_ms')::bigint, 0))
+     WHERE (s.assertion AND s.status = 'running' AND s.cursor = 'leading'
+            AND s.lag_ms <= 1000 + coalesce((v.options ->> 'latency_ms')::bigint, 0)) IS NOT TRUE
      ORDER BY s.ordinality
 $$;

@@ -22,6 +22,10 @@ _VIEWS: Final = """
 SELECT name, status, message, rows, lag_ms, lag_bytes, txid, owner::text AS owner, held_by,
        cursor, extract(epoch FROM since)::float8 AS since, p50_ms, p99_ms, rows_per_s, state_bytes
   FROM headrace.list_views() LIMIT %s"""
+# Those that need attention first, so that the limit leaves out others.
+_ASSERTIONS: Final = """
+SELECT name, state, rows, extract(epoch FROM since)::float8 AS since, reason, webhook
+  FROM headrace.assertions() ORDER BY array_position('{violated,unknown}'::text[], state), name LIMIT %s"""
 _SAMPLES: Final = """
 SELECT format('%%I.%%I', v.schema_name, v.view_name) AS name, extract(epoch FROM s.at)::bigint AS at,
        s.p50_ms, s.p99_ms, s.lag_ms, s.rows_per_s
@@ -66,6 +70,11 @@ async def status(conn: AsyncConnection) -> list[dict[str, Any]]:
 async def views(conn: AsyncConnection, limit: int) -> list[dict[str, Any]]:
     """Return the views, without their queries."""
     return await (await conn.execute(_VIEWS, (limit,))).fetchall()
+
+
+async def assertions(conn: AsyncConnection, limit: int) -> list[dict[str, Any]]:
+    """Return the assertions that the role owns or may read."""
+    return await (await conn.execute(_ASSERTIONS, (limit,))).fetchall()
 
 
 async def samples(conn: AsyncConnection, after: int) -> list[dict[str, Any]]:

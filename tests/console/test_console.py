@@ -127,6 +127,25 @@ def test_an_owner_sees_the_row_that_stopped_his_view(scene, client):
     }
 
 
+def test_assertions_are_shown_to_roles_that_may_read_them(scene, client):
+    with psycopg.connect(scene.engine.dsn, autocommit=True) as conn:
+        query = "SELECT id FROM orders WHERE amount IS NULL"
+        conn.execute("CALL headrace.create_assertion('priced', %s)", (query,))
+        try:
+            _, told = everything(logged_in(client, "console_b"), "public.sales")
+            assert told["overview"]["assertions"] == []
+            conn.execute("GRANT SELECT ON priced TO console_b")
+            found = wait_until(
+                lambda: everything(client, "public.sales")[1]["overview"]["assertions"],
+                "it is seen",
+            )
+            assert [(a["name"], a["rows"], a["webhook"]) for a in found] == [
+                ("public.priced", 0, None)
+            ]
+        finally:
+            conn.execute("CALL headrace.drop_assertion('priced')")
+
+
 def test_another_role_sees_names_and_nothing_in_them(scene, client):
     text, told = everything(logged_in(client, "console_b"), "console_a.secret")
     assert told["view"] == {"name": "console_a.secret", "missing": True}

@@ -30,6 +30,12 @@ def test_keys(terminal: Terminal) -> None:
     terminal.wait_for("sales_by_country    \x1b[0m running")
     terminal.press("w")
     terminal.wait_for("burst: 50,000 rows in one transaction; visible in all views after ")
+    terminal.wait_for("no_free_orders      \x1b[0m holds")
+    terminal.press("a")
+    terminal.wait_for(" for nothing, notified after ")
+    terminal.wait_for("no_free_orders      \x1b[0m violated")
+    terminal.wait_for(" is cancelled")
+    terminal.wait_for("no_free_orders      \x1b[0m holds")
     terminal.press("k")
     terminal.wait_for("kill -9 ")
     for view in ("best_customers", "sales_by_country"):

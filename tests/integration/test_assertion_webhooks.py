@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import psycopg
 import pytest
 
@@ -158,12 +160,40 @@ def test_a_full_queue_fails_at_once(commander, source):
         assert found.fetchall() == [("failed", "too many deliveries are pending")]
 
 
-def test_the_owner_is_dropped(commander, source):
+@pytest.fixture
+def owner(source) -> Iterator[str]:
+    """A role that may create an assertion; the connection acts as it."""
+    name = f"{source.info.dbname}_owner"
+    source.execute(f"CREATE ROLE {name}")
+    source.execute(f"GRANT CREATE ON SCHEMA public TO {name}")
+    source.execute(f"GRANT SELECT ON stock, reservations TO {name}")
+    yield name
+    source.execute("RESET ROLE")
+    if source.execute("SELECT to_regrole(%s)", (name,)).fetchone() != (None,):
+        source.execute("CALL headrace.drop_assertion('no_oversell', true)")
+        source.execute(f"DROP OWNED BY {name}")
+        source.execute(f"DROP ROLE {name}")
+
+
+def test_rows_are_sent_while_the_owner_may_read_them(commander, source, owner):
+    with Receiver() as receiver:
+        source.execute(f"SET ROLE {owner}")
+        create(source, on_violation="both", webhook=receiver.url)
+        source.execute("RESET ROLE")
+        source.execute(f"REVOKE SELECT ON no_oversell FROM {owner}")
+        violate(source)
+        wait_until(lambda: receiver.received, "the violation is sent")
+        assert "sample" not in receiver.received[0].told
+        resolve(source)
+        recorded(source, 1, 1)
+        source.execute(f"GRANT SELECT ON no_oversell TO {owner}")
+        violate(source)
+        wait_until(lambda: len(receiver.received) == 3, "the next one is sent")
+        assert receiver.received[2].told["sample"] == [{"sku": "lamp", "oversold": "1"}]
+
+
+def test_the_owner_is_dropped(commander, source, owner):
     """Nothing is sent for a role that does not exist any more."""
-    owner = f"{source.info.dbname}_owner"
-    source.execute(f"CREATE ROLE {owner}")
-    source.execute(f"GRANT CREATE ON SCHEMA public TO {owner}")
-    source.execute(f"GRANT SELECT ON stock, reservations TO {owner}")
     with Receiver() as receiver:
         source.execute(f"SET ROLE {owner}")
         create(source, on_violation="both", webhook=receiver.url)

@@ -257,9 +257,7 @@ def test_kill_9_before_it_is_recorded(engine, commander, source):
         violate(source)
         covered(source)
         assert source.execute("SELECT count(*) FROM no_oversell").fetchone() == (1,)
-        waiting = """SELECT count(*) FROM pg_locks WHERE NOT granted
-                     AND relation = 'headrace.violations'::regclass"""
-        wait_until(lambda: source.execute(waiting).fetchone() == (1,), "the recorder waits")
+        wait_until(lambda: "violations not recorded" in engine.log, "the recorder cannot write")
         engine.kill9()
     engine.start()
     recorded(source, 1, 0)
@@ -500,3 +498,31 @@ def test_notifications_wait_for_room(commander, source, engine):
         lambda: source.execute("SELECT unsent FROM headrace.assertion_states").fetchone() == ([],),
         "they are sent once",
     )
+
+
+def test_one_that_cannot_be_judged_delays_no_other(engine, commander, source):
+    """Its stored state is damaged."""
+    create(commander, "broken")
+    create(commander)
+    is_now(source, "holds", 0)
+    source.execute(
+        "UPDATE headrace.assertion_states SET pending = '{}' WHERE view_id ="
+        " (SELECT id FROM headrace.views WHERE view_name = 'broken')"
+    )
+    violate(source)
+    recorded(source, 1, 0)
+    resolve(source)
+    recorded(source, 1, 1)
+    assert violations(source, "public.broken") == []
+    assert '"event": "assertion not judged"' in engine.log
+
+
+def test_a_commit_and_the_clock(commander, source):
+    """A commit violates it, and only time ends that."""
+    source.execute("CREATE TABLE calls (id int PRIMARY KEY, at timestamptz)")
+    query = "SELECT id FROM calls WHERE at > now() - interval '2 s'"
+    create(commander, "quiet", query)
+    source.execute("INSERT INTO calls VALUES (1, clock_timestamp())")
+    [row] = recorded(source, 1, 1, "public.quiet")
+    assert (len(row["xids"]), row["resolved_xids"]) == (1, [])
+    assert row["resolved_at"] - row["violated_at"] >= timedelta(seconds=1.9)

@@ -87,14 +87,8 @@ FUNCTIONS = {
     "worker_running": "()",
 }
 INTERNAL = {
-    *(
-        "ask_engine",
-        "check_command",
-        "raise_error",
-        "captured_settings",
-        "command_result",
-        "find_view",
-    ),
+    *("assertion_rows", "ask_engine", "check_command", "raise_error", "captured_settings"),
+    *("command_result", "find_view"),
     *("calls", "help", "refused_commit", "wait_here"),
     *("history_times", "join_worker"),
     *("refuse_rows", "stamp_command", "submit", "table_mark"),

@@ -41,6 +41,7 @@ NEW = {
     *("help", "calls", "wait_here", "refused_commit", "check_command", "raise_error"),
     *("view_diff", "net_changes", "who_changed"),
     *("create_assertion", "drop_assertion", "check_assertion", "assertions", "webhooks"),
+    "assertion_rows",  # called by them
     *("webhook_hosts", "webhook_timeout_ms", "webhook_tries_max"),
     *("assertion_violated", "webhook_deliveries"),
 }

@@ -122,7 +122,8 @@ def spark(tmp_path_factory: pytest.TempPathFactory, postgres: str) -> Iterator[S
     settings = Settings(source=postgres, data_dir=folder, spark_idle_ms=0)
     session = Spark(settings)
     session.begin()
-    wait_until(lambda: session.status != "warming", "Spark does not start")
+    # On a machine with other work, the JVM and the first task take minutes.
+    wait_until(lambda: session.status != "warming", "Spark does not start", 400)
     assert session.status == "warm"
     yield session
     session.stop()

@@ -1,4 +1,4 @@
-"""One request to a webhook: its limits, and the answers that count as accepted."""
+"""One request to a webhook: its limits, and the answers that accept it."""
 
 from __future__ import annotations
 

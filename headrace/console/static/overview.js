@@ -1,7 +1,7 @@
 // All views, what is wrong, and the engine in numbers.
 import { html, useMemo, useState } from "./vendor/preact-htm.js";
 import { Batches, Spark } from "./plots.js";
-import { bytes, count, mends, ms, rate, tone } from "./words.js";
+import { ASSERTED, bytes, count, mends, ms, rate, tone, when } from "./words.js";
 
 export const link = (name) => `#/view/${encodeURIComponent(name)}`;
 
@@ -58,16 +58,32 @@ export function tiles(data) {
   </section>`;
 }
 
+function Held({ state }) {
+  const [kind, words] = ASSERTED[state] ?? ["idle", state];
+  return html`<span class=${`pill ${kind}`}><i aria-hidden="true"></i>${words}</span>`;
+}
+
+export function Assertions({ assertions }) {
+  if (!assertions?.length) return null;
+  return html`<section class="panel" aria-labelledby="assertions"><h2 id="assertions">Assertions</h2><div class="scroll"><table class="plain"><thead><tr>
+    <th scope="col">Assertion</th><th scope="col">State</th><th scope="col" class="number">Rows</th><th scope="col">Since</th><th scope="col">Reason</th></tr></thead>
+    <tbody>${assertions.map((a) => html`<tr key=${a.name}><th scope="row"><a href=${link(a.name)}>${a.name}</a></th><td><${Held} state=${a.state} /></td>
+      <td class="number">${count(a.rows)}</td><td>${when(a.since)}</td><td>${[a.reason, a.webhook && `webhook: ${a.webhook}`].filter(Boolean).join("; ")}</td></tr>`)}</tbody></table></div></section>`;
+}
+
 export function Attention({ data }) {
+  const violated = (data.assertions ?? []).filter((a) => a.state === "violated");
   const wrong = data.views.filter((v) => ["bad", "warn"].includes(tone(v)[0]));
   const facts = data.facts.filter((f) => f.ok === false && f.fact !== "views");
   const sources = (data.sources ?? []).filter((s) => !["running", "starting"].includes(s.state));
   const workers = (data.workers ?? []).filter((w) => ["down", "lost"].includes(w.state));
-  if (!wrong.length && !facts.length && !sources.length && !workers.length) return null;
+  if (!wrong.length && !facts.length && !sources.length && !workers.length && !violated.length) return null;
   return html`<section class="panel attention" aria-labelledby="attention"><h2 id="attention">Needs attention</h2><ul>
     ${facts.map((f) => html`<li class="bad" key=${f.fact}><strong>${f.fact}</strong> <span>${f.value}</span>${f.hint && html`<p>${f.hint}</p>`}</li>`)}
     ${sources.map((s) => html`<li class="bad" key=${`s ${s.source}`}><strong>source ${s.source}</strong> <span>${s.state}</span><p>${s.problem}</p></li>`)}
     ${workers.map((w) => html`<li class="bad" key=${`w ${w.worker}`}><strong>worker ${w.worker}</strong> <span>${w.state}: ${w.state === "lost" ? "its views are being rebuilt elsewhere" : `its ${w.views} views stand still`}</span></li>`)}
+    ${violated.slice(0, 8).map((a) => html`<li class="bad" key=${`a ${a.name}`}><a href=${link(a.name)}>${a.name}</a> <${Held} state=${a.state} /> <span>${count(a.rows)} rows since ${when(a.since)}</span>${a.reason && html`<p>${a.reason}</p>`}</li>`)}
+    ${violated.length > 8 && html`<li>and ${violated.length - 8} more violated assertions, below</li>`}
     ${wrong.slice(0, 8).map((v) => html`<li class=${tone(v)[0]} key=${v.name}>
       <a href=${link(v.name)}>${v.name}</a> <${Pill} view=${v} />
       <p>${v.message ?? v.held_by}</p>
@@ -123,7 +139,7 @@ export function Views({ data, samples }) {
 }
 
 export function Overview({ data, samples }) {
-  return html`${tiles(data)}<${Attention} data=${data} /><${Views} data=${data} samples=${samples} />
+  return html`${tiles(data)}<${Attention} data=${data} /><${Views} data=${data} samples=${samples} /><${Assertions} assertions=${data.assertions} />
     ${data.batches?.length ? html`<section class="panel" aria-labelledby="batches"><header><h2 id="batches">Last batches</h2>
       <span class="key"><i class="process"></i>computed <i class="wait"></i>waited <i class="write"></i>written</span></header>
       <${Batches} batches=${data.batches} /></section>` : null}`;

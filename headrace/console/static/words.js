@@ -89,6 +89,9 @@ export const STATUS = {
   stopped: ["bad", "no engine"],
 };
 
+// [tone, words] of an assertion.
+export const ASSERTED = { holds: ["ok", "holds"], violated: ["bad", "violated"], unknown: ["warn", "not known"] };
+
 // Where they say more than the status.
 const CURSORS = {
   catching_up: ["busy", "catching up"],
