@@ -33,7 +33,7 @@ def test_a25_on_spark_while_writers_go_on(engine, commander, source):
     wait(commander, "v")
     commander.execute("CALL headrace.create_connection_point('p', 'v', storage_key => 'n')")
     source.execute("ANALYZE v")
-    wait_until(lambda: "spark is warm" in engine.log, "Spark starts", 120)
+    wait_until(lambda: "spark is warm" in engine.log, "Spark starts", 400)
     notices: list[str] = []
     commander.add_notice_handler(lambda notice: notices.append(notice.message_primary))
 

@@ -55,7 +55,7 @@ def warm(engine, commander) -> None:
         commander.execute("CALL headrace.drop_view('tried')")
         return not any("in process," in notice for notice in notices)
 
-    wait_until(is_warm, "Spark does not start")
+    wait_until(is_warm, "Spark does not start", 400)
     _warm.add(engine.source)
 
 

@@ -132,7 +132,7 @@ def test_views_by_a_standalone_master(started, tmp_path):
         given = {"spark_options": options, "spark_memory_mb": "512"}
         it = started(spark_master=url, spark_warm="true", **given)
         it.fill(20_000)
-        wait_until(lambda: "spark is warm" in it.engine.log, "Spark does not start")
+        wait_until(lambda: "spark is warm" in it.engine.log, "Spark does not start", 400)
         assert "pages at http://" in it.engine.log
         for name, query in QUERIES.items():
             it.create(name, query)
@@ -177,7 +177,7 @@ def test_files_come_back_where_no_directory_is_shared(started, tmp_path, kind):
             "ALTER TABLE keyless REPLICA IDENTITY FULL;"
             "INSERT INTO keyless SELECT i % 50, i % 3 FROM generate_series(1, 3000) i"
         )
-        wait_until(lambda: "spark is warm" in it.engine.log, "Spark does not start")
+        wait_until(lambda: "spark is warm" in it.engine.log, "Spark does not start", 400)
         assert "files come back through Spark" in it.engine.log
         for name, query in NO_DIRECTORY.items():
             it.create(name, query)
