@@ -26,7 +26,8 @@ pytestmark = [
     pytest.mark.shared_engine,
     pytest.mark.engine_with(
         HEADRACE_WEBHOOK_HOSTS="127.0.0.1:*",
-        HEADRACE_WEBHOOK_TIMEOUT_MS="2000",
+        # Longer than any test waits: a receiver that hangs does so to the end.
+        HEADRACE_WEBHOOK_TIMEOUT_MS="600000",
         HEADRACE_WEBHOOK_TRIES_MAX="3",
     ),
 ]
@@ -86,6 +87,7 @@ def test_a_receiver_that_refuses_is_given_up(commander, source):
     with Receiver(lambda _: 403) as receiver:
         create(commander, on_violation="webhook", webhook=receiver.url)
         violate(source)
+        recorded(source, 1, 0)
         resolve(source)
         wait_until(lambda: webhooks(source)[3] == 2, lambda: f"{webhooks(source)}")
         told = [request.told["type"] for request in receiver.received]
@@ -122,10 +124,8 @@ def test_a_receiver_that_hangs_is_in_nobodys_way(commander, source):
             covered(source, "plain")
         for n in range(6):
             recorded(source, 3, 3, f"public.hangs{n}")
-        assert webhooks(source, "public.hangs0")[2] == 0
-        wait_until(lambda: webhooks(source, "public.hangs0")[4], "an attempt has failed")
-        place = hanging.url.split("/")[2]
-        assert webhooks(source, "public.hangs0")[4] == f"{place} did not answer within 2 s"
+        assert 0 < len(hanging.received) < 6, "a few at a time"
+        assert sum(webhooks(source, f"public.hangs{n}")[1] for n in range(6)) == 36
 
 
 def test_kill_9_while_it_is_sent(engine, commander, source):
