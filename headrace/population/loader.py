@@ -67,7 +67,7 @@ class Loader:
         self._job = job
         self._planned = planned
         self._options = options
-        self._feedings: list[Feeding] = []
+        self._feeding: Feeding | None = None
         self._elsewhere: SourceSnapshots | None = None
         self._instant: int | None = None
         """``now()`` of the query, in microseconds since 2000-01-01 UTC; None: the snapshot's."""
@@ -84,16 +84,15 @@ class Loader:
     # --- choosing
 
     def _choose(self, sizes: dict[str, TableSize]) -> Choice:
-        found = choice.choose(self._planned.loaded, sizes, self._settings, self._options)
+        found = choice.choose(self._planned.physical, sizes, self._settings, self._options)
         if found.mode == choice.SPARK and self._sparkless:
             return found.without_spark(self._sparkless)
         return found
 
-    def _sizes(self) -> dict[str, TableSize]:
-        """Return the sizes of the tables to read, by node."""
+    def _sizes(self, sources: tuple[SourceSpec, ...]) -> dict[str, TableSize]:
         with self._connect() as conn:
-            sizes = sizes_of(conn, self._planned.loaded.sources)
-            for node in self._planned.loaded.feeds:
+            sizes = sizes_of(conn, sources)
+            for node in self._planned.physical.feeds:
                 sizes[node.id] = feeding.size(conn, node)
         return sizes
 
@@ -150,7 +149,7 @@ class Loader:
         sources = self._rename()
         with self._connect() as conn:
             before = tables.shape(conn, sources)
-        sizes = self._sizes()
+        sizes = self._sizes(sources)
         chosen = self._choose(sizes)
         self._log.info("population", mode=chosen.mode, choice=str(chosen))
         if (
@@ -162,7 +161,7 @@ class Loader:
         self._take_place(place, chosen)
         self._begin_loading()
         self._rows_expected, self._loading_since = chosen.rows, clock.monotonic()
-        job.phase("reading", total=tables.expected(self._planned.loaded, sizes))
+        job.phase("reading", total=tables.expected(self._planned.physical, sizes))
         faults.point(faults.POPULATION_BEGINS)
         try:
             loaded = self._load_here_if_spark_fails(chosen, snapshot, sizes, staged)
@@ -177,8 +176,8 @@ class Loader:
         _check(snapshot, self._elsewhere)
         faults.point(faults.POPULATION_LOADED)
         with self._connect() as conn:
-            for fed in self._feedings:
-                fed.check(conn)
+            if self._feeding is not None:
+                self._feeding.check(conn)
             tables.check_same(before, tables.shape(conn, sources))
             uses.check_kept(taken, self._facts_now(conn, taken))
         return loaded, taken
@@ -201,7 +200,7 @@ class Loader:
         self._log.warning("population goes on without spark", reason=self._sparkless)
         self._job.say(str(here))
         staged.make()
-        self._job.phase("reading", total=tables.expected(self._planned.loaded, sizes))
+        self._job.phase("reading", total=tables.expected(self._planned.physical, sizes))
         return self._load(here.mode, snapshot, sizes, staged)
 
     def _take_place(self, place: contextlib.ExitStack, chosen: Choice) -> None:
@@ -214,13 +213,11 @@ class Loader:
         place.enter_context(places.take(self._job, places.count if alone else 1))
 
     def _rename(self) -> tuple[SourceSpec, ...]:
-        """Refresh table and column names in the plan, and return the sources to read."""
-        planned = self._planned
+        """Refresh table and column names in the plan, and return its sources."""
         with self._connect() as conn:
-            physical = tables.renamed(conn, planned.physical)
-            upper = None if planned.upper is None else tables.renamed(conn, planned.upper)
-        self._planned = replace(planned, physical=physical, upper=upper)
-        return self._planned.loaded.sources
+            physical = tables.renamed(conn, self._planned.physical)
+        self._planned = replace(self._planned, physical=physical)
+        return physical.sources
 
     def _facts_of(self, snapshot: Snapshot) -> Facts:
         """Return the catalog facts as of the snapshot, after checking that the plan fits them."""
@@ -238,7 +235,7 @@ class Loader:
         self, mode: str, snapshot: Snapshot, sizes: dict[str, TableSize], staged: Staging
     ) -> Loaded:
         planned = self._planned
-        inputs = Inputs(planned.loaded, sizes, self._elsewhere, self._instant)
+        inputs = Inputs(planned.physical, sizes, self._elsewhere, self._instant)
         if mode == choice.SPARK:
             owner = _session_owner(self._dsn, self._planned_under)
             inputs = replace(inputs, fed=self._fed(snapshot))
@@ -252,17 +249,17 @@ class Loader:
         try:
             with self._job.cancelling(lambda: bound.cancel(cancelled())), bound.applied():
                 return local.populate(
-                    self._job, self._dsn, inputs, snapshot.ref, remote, staged, self._feedings
+                    self._job, self._dsn, inputs, snapshot.ref, remote, staged, self._feeding
                 )
         finally:
             remote.close()
 
     def _fed(self, snapshot: Snapshot) -> dict[str, FedRows]:
-        """Return the rows of the feeding views at the snapshot, by node."""
-        if not self._feedings:
+        """Return the rows of the feeding view at the snapshot, by node."""
+        if self._feeding is None:
             return {}
         with reader.joined(self._dsn, snapshot.ref) as conn:
-            return {fed.node.id: fed.rows(conn) for fed in self._feedings}
+            return {self._feeding.node.id: self._feeding.rows(conn)}
 
     def _evaluator(self, value_bytes_max: int) -> RemoteEvaluator:
         """Return an evaluator for the query's expressions; the caller closes it."""

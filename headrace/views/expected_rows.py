@@ -65,7 +65,7 @@ class ExpectedRows(Loader):
         """
         try:
             with self._hinting():
-                self._begin_spark(self._choose(self._sizes()))
+                self._begin_spark(self._choose(self._sizes(self._planned.physical.sources)))
                 self._want_spark()
             yield
         finally:
@@ -154,8 +154,7 @@ def of_large(
     """
     again = None
     physical = plan.from_json(stored.plan)
-    if physical.feeds or physical.filled_from:
-        # The plan lacks the query of a view that feeds it, or has it unmerged.
+    if physical.feeds:  # a plan without the feeding view's query
         again = _planned(context, conn, view, stored, caller)
         physical = again.planned.physical
     if not _is_large(context, conn, physical, stored):
@@ -188,5 +187,4 @@ def _planned(
 
 
 def _of_here(stored: StoredView) -> StoredView:
-    options = replace(stored.options, point=None, placement=MAIN, key=None, first_rows="tables")
-    return replace(stored, options=options)
+    return replace(stored, options=replace(stored.options, point=None, placement=MAIN, key=None))
