@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import random
+import signal
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 
@@ -14,7 +16,7 @@ from psycopg import sql
 
 from headrace.config import Settings
 from headrace.server import janitor
-from tests.waiting import PATIENCE_S, time_passes, wait_until
+from tests.waiting import PATIENCE_S, at_any_moment, time_passes, wait_until
 
 pytestmark = pytest.mark.shared_engine
 
@@ -526,3 +528,21 @@ def test_a_commit_and_the_clock(commander, source):
     [row] = recorded(source, 1, 1, "public.quiet")
     assert (len(row["xids"]), row["resolved_xids"]) == (1, [])
     assert row["resolved_at"] - row["violated_at"] >= timedelta(seconds=1.9)
+
+
+@pytest.mark.slow
+def test_kill_9_at_any_moment(engine, commander, source):
+    """Each change is recorded once, whichever process is killed, and when."""
+    create(commander)
+    rng = random.Random(11)
+    for n in range(1, 9):
+        for change, over in ((violate, n - 1), (resolve, n)):
+            change(source)
+            at_any_moment(rng, 0.0, 0.2)
+            if rng.random() < 0.5:
+                engine.kill9()
+                engine.start()
+            elif (worker := engine.child("headrace.runtime.worker")) is not None:
+                os.kill(worker, signal.SIGKILL)
+            covered(source)
+            recorded(source, n, over)
