@@ -532,7 +532,7 @@ def test_a_commit_and_the_clock(commander, source):
 
 @pytest.mark.slow
 def test_kill_9_at_any_moment(engine, commander, source):
-    """Each change is recorded once, whichever process is killed, and when."""
+    """Each change is recorded once, after kills of the engine and of the worker."""
     create(commander)
     rng = random.Random(11)
     for n in range(1, 9):
