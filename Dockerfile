@@ -11,8 +11,10 @@ RUN pip install --no-cache-dir --root-user-action ignore --constraint requiremen
 COPY pyproject.toml setup.py MANIFEST.in README.md LICENSE ./
 COPY headrace headrace
 RUN pip wheel --no-cache-dir --no-build-isolation --no-deps --wheel-dir /wheels .
+# Java comes from Debian, for all of Spark's programs.
 RUN python -m venv /opt/headrace \
- && /opt/headrace/bin/pip install --no-cache-dir --constraint requirements.lock /wheels/*.whl
+ && /opt/headrace/bin/pip install --no-cache-dir --constraint requirements.lock \
+      /wheels/*.whl pyspark pandas
 
 FROM python:3.11-slim-bookworm
 RUN apt-get update \

@@ -28,7 +28,7 @@ $(VENV)/.installed: pyproject.toml requirements.lock
 	  'setuptools>=77' wheel 'cython>=3.3,<4'
 	HEADRACE_NO_COMPILE=1 $(BIN)/python -m pip install --quiet \
 	  --disable-pip-version-check --root-user-action ignore --no-build-isolation \
-	  --constraint requirements.lock --editable '.[connect,dev,embedded,otel]'
+	  --constraint requirements.lock --editable '.[connect,dev,embedded,otel,spark]'
 	@touch $@
 
 # A compiled kernel shadows its source, so it is rebuilt whenever the source changes.

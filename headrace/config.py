@@ -261,7 +261,7 @@ class Settings:
     without one, their files come back through Spark, which is slower."""
     population_memory_bytes: int = 1_073_741_824
     """Bytes that the states of populations may take in memory, as estimated beforehand (the
-    default is about 2 million rows); larger populations run on Spark."""
+    default is about 2 million rows); larger populations run on Spark or, without it, over files."""
     populations_max: int = 3
     """Populations that load at once; the others share their snapshot and wait for their turn. Each
     needs memory, a processor here and one in the source; a snapshot needs a replication slot."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import functools
+import importlib.util
 import math
 import os
 import re
@@ -46,7 +47,7 @@ _DESCRIPTION: Final = (
     " remains."
 )
 _VIEWS: Final = tuple(reversed(shop.VIEWS))
-"""The engine populates the first within seconds, Spark the other one."""
+"""The engine populates the first within seconds, Spark the other one if it is installed."""
 _SPARK_ORDERS_MIN: Final = 100_000
 """Minimum for Spark; with fewer orders its start would take most of the time."""
 _RECENT_S: Final = 10.0
@@ -130,7 +131,7 @@ class Demo:
             conn.add_notice_handler(lambda d: tell(d.message_primary or ""))
             begin = clock.monotonic()
             large = self.options.orders >= _SPARK_ORDERS_MIN
-            how = "spark" if large and view is not _VIEWS[0] else "local"
+            how = "spark" if large and _has_spark() and view is not _VIEWS[0] else "local"
             conn.execute(
                 "CALL headrace.create_view(%s, %s, %s)",
                 (view.name, view.query, f'{{"population": "{how}"}}'),
@@ -212,13 +213,17 @@ def running(options: DemoOptions) -> Iterator[Demo]:
         engine = EmbeddedEngine(
             server.dsn("shop"),
             home / "engine",
-            env={"JAVA_HOME": java_home()},
+            env={"JAVA_HOME": java_home()} if _has_spark() else {},
             args=("--http", "127.0.0.1:0"),
         )
         # On an error the log is shown, since it has the reason.
         stack.callback(lambda: say_log(engine) if failed() else None)
         stack.enter_context(engine)
         yield Demo(options, server, engine)
+
+
+def _has_spark() -> bool:
+    return importlib.util.find_spec("pyspark") is not None
 
 
 def failed() -> bool:

@@ -2,7 +2,8 @@
 
 In this process all states of the view are in memory until they are written, so they must fit into
 the memory share.  Spark spills to disk and reads in parallel, but needs a JVM.  It populates views
-that do not fit, and large ones where there is a cluster.
+that do not fit, and large ones where there is a cluster.  Without Spark, this process populates
+views that do not fit as well, but by parts, over files (``out_of_core``).
 """
 
 from __future__ import annotations
@@ -18,12 +19,19 @@ from headrace.population.tables import TableSize
 from headrace.sql.view_spec import ViewSpec
 
 LOCAL: Final = "local"
+OUT_OF_CORE: Final = "out_of_core"
 SPARK: Final = "spark"
 ENTRY_BYTES: Final = 250
 """Overhead of a row in a state, besides its values: two byte strings, a dictionary entry, the
 sorted pair, its part of the result.  Measured as resident memory."""
 ROWS_WORTH_TELLING: Final = 100_000
 _ROWS_WORTH_A_CLUSTER: Final = 100_000
+_PARTS_MIN: Final = 2
+_WHERE: Final = {
+    LOCAL: "in process",
+    OUT_OF_CORE: "in process, over files",
+    SPARK: "on Spark",
+}
 _STATEFUL: Final = (
     plan.JoinSpec,
     plan.ReduceSpec,
@@ -43,7 +51,7 @@ class Choice:
     """Where to load, and the estimate behind it."""
 
     mode: str
-    """LOCAL or SPARK."""
+    """LOCAL, OUT_OF_CORE or SPARK."""
     rows: int
     """Number of rows to read."""
     bytes: int
@@ -51,7 +59,7 @@ class Choice:
     share: int
     """Memory that the states may take."""
     large: bool
-    """Whether no other population should run concurrently, if it runs here."""
+    """Whether no other population should run concurrently, if it runs here in memory."""
     why: str = ""
     """The reason, if it was not the memory."""
 
@@ -62,13 +70,16 @@ class Choice:
 
     def without_spark(self, cause: str) -> Choice:
         """Return the choice of this process because of ``cause``."""
-        return replace(self, mode=LOCAL, why=cause)
+        return replace(self, mode=_here(self.bytes, self.share), why=cause)
+
+    def parts(self, populations: int) -> int:
+        """Return how many parts it needs out of core, beside other ``populations`` of its size."""
+        return max(_PARTS_MIN, -(-self.bytes * max(populations, 1) // max(self.share, 1)))
 
     def __str__(self) -> str:
         """Return a description for users and logs."""
-        where = "on Spark" if self.mode == SPARK else "in process"
         rows = f"{self.rows:_}".replace("_", " ")
-        text = f"population: {where}, about {rows} rows, states of {_size(self.bytes)}"
+        text = f"population: {_WHERE[self.mode]}, about {rows} rows, states of {_size(self.bytes)}"
         text += f" (limit in process: {_size(self.share)})"
         return f"{text}; {self.why}" if self.why else text
 
@@ -102,11 +113,18 @@ def choose(
         alone = large or needed * max(settings.populations_max, 1) > share
         return Choice(mode, rows, needed, share, alone, why)
 
+    here = _here(needed, share)
     if options.population != "auto":
-        return chosen(options.population, "by option population")
+        mode = SPARK if options.population == SPARK else here
+        return chosen(mode, "by option population")
     if threshold is None and rows >= _ROWS_WORTH_A_CLUSTER and settings.spark_cluster:
         return chosen(SPARK, "spark_master is a cluster")
-    return chosen(SPARK if large else LOCAL, why)
+    return chosen(SPARK if large else here, why)
+
+
+def _here(needed: int, share: int) -> str:
+    """Return how states of ``needed`` bytes are built in this process."""
+    return LOCAL if needed <= share else OUT_OF_CORE
 
 
 def states_of(physical: PhysicalPlan, source: str) -> int:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Final
 
 import structlog
 
@@ -19,7 +18,18 @@ from headrace.config import turns_dir
 from headrace.errors import HeadraceError, SparkUnavailable
 from headrace.expressions.remote import RemoteEvaluator
 from headrace.planner import Planned
-from headrace.population import choice, elsewhere, feeding, local, names, reader, tables, uses
+from headrace.population import (
+    choice,
+    elsewhere,
+    feeding,
+    local,
+    names,
+    out_of_core,
+    reader,
+    stage_graph,
+    tables,
+    uses,
+)
 from headrace.population.choice import Choice
 from headrace.population.context import JobContext
 from headrace.population.elsewhere import SourceSnapshots
@@ -39,9 +49,6 @@ from headrace.sql import origins, results
 from headrace.sql.view_spec import ViewSpec
 
 _log = structlog.get_logger(__name__)
-_SPARK_S: Final = 300.0
-"""How long a load that does not fit into this process waits for Spark, before it begins."""
-_SPARK_PAUSE_S: Final = 5.0
 
 Loaded = tuple[int, Callable[[], None]]
 """Number of result rows, and a function that writes the states."""
@@ -97,45 +104,19 @@ class Loader:
         return sizes
 
     def _begin_spark(self, chosen: Choice) -> None:
-        """Start Spark in the background if it was ``chosen``; wait for it if it is needed."""
+        """Start Spark in the background if it was ``chosen``."""
         self._planned_choice = chosen
         if chosen.mode == choice.SPARK:
             self._context.spark.begin()
-            if not chosen.fits:
-                self._need_spark(chosen)
-
-    def _need_spark(self, chosen: Choice) -> None:
-        """Wait until Spark has started: the states do not fit into this process.
-
-        Raises:
-            SparkUnavailable: it has not for some minutes.
-        """
-        until = clock.monotonic() + _SPARK_S
-        while True:
-            try:
-                self._context.spark.await_start(self._job)
-            except SparkUnavailable as error:
-                if clock.monotonic() >= until:
-                    raise error.again(
-                        detail=f"The population needs it: {chosen}.",
-                        hint="Mend Spark (setting spark_master), or raise memory_bytes, then call"
-                        " again.",
-                    ) from error
-                self._job.phase("starting", message=f"waiting for Spark: {error.message}")
-                self._job.wait(_SPARK_PAUSE_S)
-            else:
-                return
 
     def _want_spark(self) -> None:
-        """Wait for the start of Spark for a moment; else load in this process, if it fits."""
+        """Wait for the start of Spark for a moment; else load in this process."""
         chosen = self._planned_choice
         if chosen is None or chosen.mode != choice.SPARK:
             return
         try:
             self._context.spark.await_start(self._job)
         except SparkUnavailable as error:
-            if not chosen.fits:
-                raise
             self._sparkless = error.message
 
     # --- loading
@@ -153,7 +134,7 @@ class Loader:
         chosen = self._choose(sizes)
         self._log.info("population", mode=chosen.mode, choice=str(chosen))
         if (
-            chosen.mode == choice.SPARK
+            chosen.mode != choice.LOCAL
             or chosen.rows >= choice.ROWS_WORTH_TELLING
             or self._sparkless
         ):
@@ -190,18 +171,16 @@ class Loader:
         staged: Staging,
     ) -> Loaded:
         try:
-            return self._load(chosen.mode, snapshot, sizes, staged)
+            return self._load(chosen, snapshot, sizes, staged)
         except SparkUnavailable as error:
             self._job.check()
-            if not chosen.fits:
-                raise
             self._sparkless = error.message
         here = chosen.without_spark(self._sparkless)
         self._log.warning("population goes on without spark", reason=self._sparkless)
         self._job.say(str(here))
         staged.make()
         self._job.phase("reading", total=tables.expected(self._planned.physical, sizes))
-        return self._load(here.mode, snapshot, sizes, staged)
+        return self._load(here, snapshot, sizes, staged)
 
     def _take_place(self, place: contextlib.ExitStack, chosen: Choice) -> None:
         """Wait for a permit to load; a large in-process population takes all, for its memory."""
@@ -209,7 +188,7 @@ class Loader:
         spark = chosen.mode == choice.SPARK
         if spark:
             place.enter_context(self._context.spark_place.take(self._job))
-        alone = chosen.large and not spark
+        alone = chosen.large and chosen.mode == choice.LOCAL
         place.enter_context(places.take(self._job, places.count if alone else 1))
 
     def _rename(self) -> tuple[SourceSpec, ...]:
@@ -232,17 +211,24 @@ class Loader:
         return facts
 
     def _load(
-        self, mode: str, snapshot: Snapshot, sizes: dict[str, TableSize], staged: Staging
+        self, chosen: Choice, snapshot: Snapshot, sizes: dict[str, TableSize], staged: Staging
     ) -> Loaded:
-        planned = self._planned
+        planned, job = self._planned, self._job
         inputs = Inputs(planned.physical, sizes, self._elsewhere, self._instant)
-        if mode == choice.SPARK:
+        if chosen.mode != choice.LOCAL:
             owner = _session_owner(self._dsn, self._planned_under)
             inputs = replace(inputs, fed=self._fed(snapshot))
-            rows = self._context.spark.populate(
-                self._job, inputs, snapshot, planned.settings, staged, owner
-            )
-            return rows, _nothing  # the executors have written the states
+            if chosen.mode == choice.SPARK:
+                rows = self._context.spark.populate(
+                    job, inputs, snapshot, planned.settings, staged, owner
+                )
+            else:
+                parts = chosen.parts(self._settings.populations_max)
+                spec = stage_graph.spec_of(
+                    inputs, snapshot, planned.settings, staged, owner, self._settings
+                )
+                rows = out_of_core.populate(job, spec, inputs.sizes, parts)
+            return rows, _nothing  # the tasks have written the states
         limits = bounds.of_filling(self._settings, self._options.limits)
         bound = Bound(limits, "a step of its population")
         remote = self._evaluator(limits.value_bytes)

@@ -17,7 +17,7 @@ import os
 import re
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
@@ -52,6 +52,9 @@ ERROR_FILE: Final = "error.json"
 PLAIN: Final = "plain"
 RESULT: Final = "result"
 KEYED: Final = "keyed"
+
+BlockStream = Generator[pa.RecordBatch, None, None]
+"""Rows of a task, as blocks (``edges``)."""
 
 FIRST_PART: Final = "k0"
 _TASK_ERROR: Final = re.compile(r"\bTaskError: ([0-9A-Za-z+/=]+)")
@@ -143,7 +146,7 @@ def load_spec(given: str) -> Spec:
 
 def run(
     spec: Spec, segment: Segment, exit_: Exit, part: str, batches: Iterable[pa.RecordBatch]
-) -> Iterator[pa.RecordBatch]:
+) -> BlockStream:
     """Run ``segment`` over blocks; yield blocks."""
     blocks = Arrivals(_schemas(spec.plan, segment))
     inputs = _loads(spec, segment, blocks.read(batches))

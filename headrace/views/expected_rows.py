@@ -23,7 +23,7 @@ from typing import Final
 from psycopg import sql
 
 from headrace.collections import plan
-from headrace.errors import SparkUnavailable, TransientError
+from headrace.errors import TransientError
 from headrace.population import choice, staging, tables
 from headrace.population.choice import Choice
 from headrace.population.context import JobContext
@@ -58,15 +58,10 @@ class ExpectedRows(Loader):
 
     @contextlib.contextmanager
     def ready(self) -> Iterator[None]:
-        """Wait for Spark before anything is held; at the end of the block remove the files.
-
-        Raises:
-            SparkUnavailable: it does not start, and the states do not fit into this process.
-        """
+        """Wait for Spark before anything is held; at the end of the block remove the files."""
         try:
-            with self._hinting():
-                self._begin_spark(self._choose(self._sizes(self._planned.physical.sources)))
-                self._want_spark()
+            self._begin_spark(self._choose(self._sizes(self._planned.physical.sources)))
+            self._want_spark()
             yield
         finally:
             self._staged.remove()
@@ -78,12 +73,11 @@ class ExpectedRows(Loader):
 
         Raises:
             TransientError: a table was changed meanwhile, or a snapshot was lost.
-            SparkUnavailable: Spark failed, and the states do not fit into this process.
         """
         self._elsewhere, self._instant = sources, instant
         self._staged.make()
         try:
-            with self._hinting(), contextlib.ExitStack() as place:
+            with contextlib.ExitStack() as place:
                 self._rename()
                 self._load_at(snapshot, self._staged, place)
         except TableChanged as error:
@@ -117,24 +111,14 @@ class ExpectedRows(Loader):
         )
 
     def _load(
-        self, mode: str, snapshot: Snapshot, sizes: dict[str, TableSize], staged: Staging
+        self, chosen: Choice, snapshot: Snapshot, sizes: dict[str, TableSize], staged: Staging
     ) -> Loaded:
-        self._mode = mode
-        return super()._load(mode, snapshot, sizes, staged)
+        self._mode = chosen.mode
+        return super()._load(chosen, snapshot, sizes, staged)
 
     @property
     def _in_postgres(self) -> str:
         return f"{_SELECT} headrace.verify_view({self._argument}, in_postgres => true)"
-
-    @contextlib.contextmanager
-    def _hinting(self) -> Iterator[None]:
-        """Name the way without Spark in the hint of its error."""
-        try:
-            yield
-        except SparkUnavailable as error:
-            other = f"Have Postgres compute the query: {self._in_postgres};"
-            hint = f"{error.hint} {other}" if error.hint else other
-            raise error.again(hint=hint) from error
 
 
 def of_large(

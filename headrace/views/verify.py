@@ -35,7 +35,6 @@ from headrace.errors import (
     DefiniteFailure,
     HeadraceError,
     PrivilegeError,
-    SparkUnavailable,
     TransientError,
     UndefinedError,
     UnsupportedError,
@@ -106,7 +105,6 @@ def verify_view(context: JobContext, job: Job, request: VerifyView) -> dict[str,
         DefiniteFailure: 55000, the view does not run.
         UnsupportedError: its query calls functions with code of a user.
         PrerequisiteError: 55P03, transactions stay open, so there is no snapshot.
-        SparkUnavailable: the query is large, and Spark does not start.
     """
     expected = None
     with job.connection(context.settings.source, what="verify") as conn:
@@ -138,7 +136,7 @@ def _attempts(
         except TransientError as error:
             # The attempt was disturbed, by a rewind or the restart of a process.
             job.check()
-            if attempt == _ATTEMPTS or isinstance(error, SparkUnavailable):
+            if attempt == _ATTEMPTS:
                 raise
             _log.info("verifying again", view=subject.view.shown, why=error.message)
             job.wait(_PAUSE_S)

@@ -7,7 +7,7 @@ import pytest
 from headrace.config import Settings
 from headrace.planner import PlanRequest, plan
 from headrace.population import choice, division, tables
-from headrace.population.choice import LOCAL, SPARK
+from headrace.population.choice import LOCAL, OUT_OF_CORE, SPARK
 from headrace.population.tables import TableSize
 from headrace.sql.view_spec import ViewSpec
 from tests.population import plans
@@ -29,10 +29,11 @@ def chosen(bench, case, rows, settings=None, **options):
         (1_000_000, {}, {}, LOCAL, True),
         (10_000_000, {}, {}, SPARK, True),
         (1_000_000, {"population_memory_bytes": 10 * MB}, {}, SPARK, True),
-        (10_000_000, {}, {"population": "local"}, LOCAL, True),
+        (10_000_000, {}, {"population": "local"}, OUT_OF_CORE, True),
+        (1_000, {}, {"population": "local"}, LOCAL, False),
         (10, {}, {"population": "spark"}, SPARK, False),
         # Options override all settings, and settings in rows override those in bytes.
-        (10_000_000, {}, {"threshold_rows": 20_000_000}, LOCAL, True),
+        (10_000_000, {}, {"threshold_rows": 20_000_000}, OUT_OF_CORE, True),
         (10, {}, {"threshold_rows": 10}, SPARK, True),
         (9, {}, {"threshold_rows": 10}, LOCAL, False),
         (0, {}, {"threshold_rows": 0}, LOCAL, False),

@@ -16,12 +16,12 @@ import pytest
 from headrace.errors import HeadraceError, QueryCancelled
 from headrace.expressions.remote import RemoteEvaluator
 from headrace.planner import PlanRequest, plan
-from headrace.population import division, inputs, local, merging, tables
+from headrace.population import division, inputs, local, merging, out_of_core, stage_graph, tables
 from headrace.population import snapshot as snapshots
 from headrace.population.fed_rows import FedRows
 from headrace.population.feeding import Feeding
 from headrace.population.inputs import Inputs
-from headrace.population.spark import split_blocks
+from headrace.population.stage_graph import split_blocks
 from headrace.population.staging import Staging, of_proof
 from headrace.population.tables import TableSize
 from headrace.state.rocks import RocksDatabase
@@ -43,11 +43,13 @@ def both(
     fed: FedRows | None = None,
     modes: tuple[str, ...] = ("local", "spark"),
 ):
-    """Return (rows, state) of in-process and of Spark population from one snapshot.
+    """Return (rows, state) of in-process and of Spark population from one snapshot, by mode.
 
     ``fed``: the rows of the feeding view, if the plan has one.
     """
-    bench.context.spark._settings = bench.settings.replace(spark_partition_rows=partition_rows)
+    settings = bench.settings.replace(spark_partition_rows=partition_rows)
+    if "spark" in modes:
+        bench.context.spark._settings = settings
     job = bench.job()
     out = []
     with snapshots.export(
@@ -70,8 +72,16 @@ def both(
                 )
                 write()
                 remote.close()
-            else:
+            elif mode == "spark":
                 count = bench.context.spark.populate(job, given, snapshot, {}, staged, "")
+            else:
+                spec = stage_graph.spec_of(given, snapshot, {}, staged, "", settings)
+                count = out_of_core.populate(job, spec, sizes, 5)
+                assert sorted(p.name for p in staged.path.iterdir()) == [
+                    "progress",
+                    "rows",
+                    "state",
+                ]
             lines = b"".join(f.read_bytes() for f in staged.row_files()).splitlines()
             assert len(lines) == count == staged.row_count()
             database = RocksDatabase(path / f"db_{mode}")

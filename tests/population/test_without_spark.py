@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import importlib.util
+
 import psycopg
 import pytest
 
-from headrace.errors import QueryCancelled, SparkUnavailable
-from headrace.population import loader
+from headrace.errors import SparkUnavailable
+from headrace.population.spark import Spark
 from headrace.population.spark_session import cause_of
 
 QUERY = "SELECT amount, count(*) AS n FROM orders GROUP BY amount"
@@ -48,31 +50,37 @@ def test_what_fits_is_loaded_in_this_process(bench, starts):
     assert any("in process" in text and "Spark" in text for text in told), told
 
 
-def test_what_does_not_fit_waits_in_words_and_begins_nothing(bench, monkeypatch):
-    monkeypatch.setattr(loader, "_SPARK_PAUSE_S", 0.01)
-    monkeypatch.setattr(loader, "_SPARK_S", 0.05)
+@pytest.mark.parametrize("starts", [False, True])
+def test_what_does_not_fit_is_loaded_over_files(bench, starts):
     bench.change(population_memory_bytes=1)
-    spark = bench.context.spark = Broken(starts=False)
-    with pytest.raises(SparkUnavailable, match="no master") as failed:
-        bench.create("v", QUERY)
-    assert "on Spark" in failed.value.detail
-    assert spark.awaited > 1
-    assert "hold" not in bench.worker.methods
-    bench.nothing_left()
-    monkeypatch.setattr(loader, "_SPARK_S", 3600)
-    job = bench.job()
-    spark.await_start = lambda _: job.cancel() or (_ for _ in ()).throw(SparkUnavailable("gone"))
-    with pytest.raises(QueryCancelled):
-        bench.create("v", QUERY, job=job)
-    bench.nothing_left()
+    spark = bench.context.spark = Broken(starts=starts)
+    bench.create("v", QUERY)
+    assert spark.awaited == 1
+    assert bench.rows("TABLE v") == bench.rows(QUERY)
+    told = [m["message"] for m in bench.messages if "message" in m]
+    assert any("in process, over files" in text and "Spark" in text for text in told), told
 
 
-def test_a_failure_at_work_of_what_does_not_fit_is_told_without_a_stack(bench):
+def test_option_local_does_not_take_more_memory_than_there_is(bench):
     bench.change(population_memory_bytes=1)
-    bench.context.spark = Broken(starts=True)
-    with pytest.raises(SparkUnavailable, match="no space"):
-        bench.create("v", QUERY)
-    bench.nothing_left()
+    bench.create("v", QUERY, options={"population": "local"})
+    assert bench.rows("TABLE v") == bench.rows(QUERY)
+    told = [m["message"] for m in bench.messages if "message" in m]
+    assert any("in process, over files" in text for text in told), told
+
+
+@pytest.mark.parametrize("package", ["pyspark", "pandas"])
+def test_spark_that_is_not_installed(bench, monkeypatch, package):
+    find = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name: None if name == package else find(name)
+    )
+    spark = bench.context.spark = Spark(bench.settings)
+    bench.create("v", QUERY, options=BY_SPARK)
+    assert bench.rows("TABLE v") == bench.rows(QUERY)
+    told = [m["message"] for m in bench.messages if "message" in m]
+    assert any("pip install 'headrace[spark]'" in text for text in told), told
+    assert spark.status.startswith("failed: Spark is not installed")
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,122 @@
+"""A population over files gives the same rows and the same state as one in memory, byte for byte."""
+
+from __future__ import annotations
+
+import errno
+
+import psycopg
+import pytest
+
+from headrace.errors import HeadraceError, QueryCancelled, UnsupportedError
+from headrace.planner import PlanRequest, plan
+from headrace.population import out_of_core
+from tests.differential.generate import Generator
+from tests.population import plans
+from tests.population.test_spark import both
+from tests.population.test_without_spark import QUERY
+
+MODES = ("local", "out_of_core")
+SEEDS = 40
+OF_FILES = {"population": "local"}
+
+
+@pytest.mark.parametrize("make", plans.CASES, ids=lambda make: make.__name__)
+def test_same_rows_and_state_as_in_memory(bench, tmp_path, make):
+    bench.conn.execute("ANALYZE")
+    case = make(bench.conn)
+    (rows, state), (found_rows, found_state) = both(bench, case, tmp_path, modes=MODES)
+    assert found_rows == rows
+    assert found_state == state
+    assert len(rows) == bench.conn.execute(f"SELECT count(*) FROM ({case.sql}) x").fetchone()[0]
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "SELECT tag FROM tags ORDER BY tag OFFSET 3 LIMIT 4",
+        "SELECT count(*) AS n, sum(amount), min(customer), count(DISTINCT f) AS d FROM orders",
+        "SELECT id, rank() OVER (PARTITION BY customer ORDER BY amount, id) FROM orders",
+        "SELECT customer, sum(amount) OVER (ORDER BY id) FROM orders",
+        "SELECT tag FROM tags EXCEPT ALL SELECT region FROM customers",
+        "WITH RECURSIVE r AS (SELECT id FROM customers WHERE id < 3 UNION"
+        " SELECT o.id FROM orders o JOIN r ON o.customer = r.id) SELECT * FROM r",
+        "SELECT id, amount::money FROM orders o WHERE EXISTS"
+        " (SELECT FROM customers c WHERE c.id = o.customer AND c.region > '')",
+    ],
+)
+def test_the_same_for_plans_of_queries(bench, tmp_path, query):
+    bench.conn.execute("ANALYZE")
+    compare(bench, query, tmp_path)
+
+
+def test_the_same_for_random_queries(bench, tmp_path):
+    compared = 0
+    for seed in range(SEEDS):
+        made = Generator(seed)
+        bench.conn.execute("DROP SCHEMA IF EXISTS random CASCADE; CREATE SCHEMA random")
+        bench.conn.execute("SET search_path = random, public")
+        for statement in made.ddl():
+            bench.conn.execute(statement)
+        for table in made.tables:
+            bench.conn.execute(made.insert(table, 30))
+        query = made.query()
+        try:
+            compare(bench, query, tmp_path / str(seed))
+        except (UnsupportedError, psycopg.errors.DataError):
+            continue
+        compared += 1
+    assert compared > SEEDS / 2
+
+
+def compare(bench, query, path) -> None:
+    request = PlanRequest(query, settings={"search_path": "random, public"})
+    case = plans.Case(query, plan(bench.conn, request).physical)
+    (rows, state), (found_rows, found_state) = both(bench, case, path, modes=MODES)
+    assert found_rows == rows, query
+    assert found_state == state, query
+    count = bench.conn.execute(f"SELECT count(*) FROM ({query}) x").fetchone()
+    assert count == (len(rows),), query
+
+
+def over_files(bench) -> None:
+    bench.change(population_memory_bytes=1)
+
+
+def test_the_error_of_a_row_comes_out_of_the_task(bench):
+    over_files(bench)
+    with pytest.raises(HeadraceError) as caught:
+        bench.create("v", "SELECT id, 1 / (id - 100) AS q FROM orders", options=OF_FILES)
+    assert caught.value.code == "22012", caught.value
+    bench.nothing_left()
+
+
+def test_cancel_in_the_middle(bench):
+    over_files(bench)
+    job = bench.job()
+
+    def report(message):
+        if message["phase"] == "reading" and message.get("rows"):
+            job.cancel()
+
+    job._report = report
+    with pytest.raises(QueryCancelled):
+        bench.create("v", QUERY, job=job, options=OF_FILES)
+    bench.nothing_left()
+    bench.create("v", QUERY, options=OF_FILES)
+    assert bench.rows("TABLE v") == bench.rows(QUERY)
+
+
+def test_a_full_disk(bench, monkeypatch):
+    over_files(bench)
+
+    def full(batch, files):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    write = out_of_core._write
+    monkeypatch.setattr(out_of_core, "_write", full)
+    with pytest.raises(OSError, match="No space left"):
+        bench.create("v", QUERY, options=OF_FILES)
+    bench.nothing_left()
+    monkeypatch.setattr(out_of_core, "_write", write)
+    bench.create("v", QUERY, options=OF_FILES)
+    assert bench.rows("TABLE v") == bench.rows(QUERY)
