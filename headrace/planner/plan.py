@@ -49,7 +49,7 @@ from headrace.planner.logical.scalar import (
     references,
     show,
 )
-from headrace.planner.passes import fulljoins, temporal
+from headrace.planner.passes import expired, fulljoins, temporal
 from headrace.planner.passes.decorrelate import decorrelate
 from headrace.planner.passes.inlining import inline
 from headrace.planner.passes.optimise import optimise
@@ -232,6 +232,9 @@ def _computed(
     identical = partial(_identical, lowering.catalog)
     logical, carried = carry(decorrelate(bound_plan, lowering), secured, identical)
     rewritten = optimise(logical)
+    limited = expired.limited(rewritten, lowering)
+    if limited is not rewritten:
+        rewritten = optimise(limited)
     fulljoins.require_executable(lowering, bound_plan, rewritten)
     optimised = each(rewritten, partial(temporal.extract, lowering=lowering))
     placed = each(optimised, partial(place_singles, context=lowering))

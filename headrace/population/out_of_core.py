@@ -60,7 +60,7 @@ def populate(job: Job, spec: Spec, sizes: Mapping[str, TableSize], parts: int) -
 
 
 class _FileFrames:
-    """TaskFrames as lists of tasks; see ``TaskFrames``."""
+    """Frames as lists of tasks; see ``TaskFrames``."""
 
     def __init__(self, spec: Spec, job: Job) -> None:
         self._spec = spec

@@ -251,7 +251,7 @@ class Spark:
 
 
 class _SparkFrames:
-    """TaskFrames as DataFrames of ``edges.SPARK_SCHEMA``; see ``TaskFrames``."""
+    """Frames as DataFrames of ``edges.SPARK_SCHEMA``; see ``TaskFrames``."""
 
     def __init__(self, session: Any, spec: Spec) -> None:
         self._session = session

@@ -92,6 +92,37 @@ def extract(plan: lg.Node, lowering: Lowering) -> lg.Node:
     return _Extraction(lowering).node(plan)
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class LowerBound:
+    """The comparison ``column >= bound + offset`` (or ``>``), which is true of each shown row."""
+
+    column: Ref
+    """Of type date, timestamp or timestamptz."""
+    bound: Expr
+    """Reads the clock alone; its type is that of ``column``, or a later one of these."""
+    offset: int
+    """Microseconds, or days of a date; less by how far ``bound`` may fall back."""
+
+
+def lower_bound(expr: Expr, lowering: Lowering) -> LowerBound | None:
+    """Return the lower bound of a column that ``expr`` is; None if it is something else."""
+    test = _Extraction(lowering).test(expr)
+    if test is None or not test.ordered or test.slack is None:
+        return None
+    assert isinstance(expr, Call), "it is a comparison"
+    first, second = expr.args
+    clock, row = (first, second) if reads_clock(first) else (second, first)
+    above = expr.symbol in ((">", ">=") if row is first else ("<", "<="))
+    if refs(clock):
+        # now() - k < x means k > now() - x.
+        same = expr.symbol in ((">", ">=") if clock is first else ("<", "<="))
+        below = expr.symbol in (("<", "<=") if clock is first else (">", ">="))
+        row, above = test.key, same if _subtracted(clock) else below
+    if not above or not isinstance(row, Ref):
+        return None
+    return LowerBound(row, test.bound, test.shift - test.slack)
+
+
 class _Columns:
     """Columns of the clock over one node: tests of its rows, and values of the calendar."""
 
@@ -230,7 +261,7 @@ class _Extraction:
         """Return whether each comparison with the clock reads one side alone."""
         if not reads_clock(expr) or calendar.shown(expr):
             return True
-        if (test := self._test(expr)) is not None:
+        if (test := self.test(expr)) is not None:
             used = refs(test.test)
             return used <= lg.ids(node.left) or used <= lg.ids(node.right)
         return isinstance(expr, Call) and all(self._sided(a, node) for a in expr.args)
@@ -254,7 +285,7 @@ class _Extraction:
         """
         if not reads_clock(expr):
             return expr
-        if tested and (test := self._test(expr)) is not None:
+        if tested and (test := self.test(expr)) is not None:
             fails = guarded and any_call(expr, lambda c: c.raises and bool(refs(c)))
             if not fails:
                 return places.test(test)
@@ -273,7 +304,7 @@ class _Extraction:
         args = tuple(self._out(a, places, guarded=inner, tested=tested) for a in expr.args)
         return dataclasses.replace(expr, args=args)
 
-    def _test(self, expr: Expr) -> lg.TimeTest | None:
+    def test(self, expr: Expr) -> lg.TimeTest | None:
         """Return the comparison of a row with the clock that ``expr`` is."""
         if not isinstance(expr, Call) or expr.symbol not in _ORDER:
             return None
@@ -366,6 +397,12 @@ def _seconds(expr: Expr) -> tuple[Expr, int] | None:
     if not isinstance(field, Const) or (field.text or "").lower() != "epoch":
         return None
     return value, unit
+
+
+def _subtracted(clock: Expr) -> bool:
+    """Return whether ``clock`` is k - now(), and not now() - k; or its seconds."""
+    inner, _ = _seconds(clock) or (clock, 1)
+    return isinstance(inner, Call) and not reads_clock(inner.args[0])
 
 
 def _whole(value: Const, unit: int) -> int | None:
