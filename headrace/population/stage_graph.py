@@ -63,7 +63,7 @@ def spec_of(
     settings: Settings,
     cores: int = 1,
 ) -> Spec:
-    """Return what the tasks need to know.
+    """Return the inputs of the tasks.
 
     ``of_session``: the settings that the query is evaluated under.  ``owner``: label that the
     evaluator separates user code by.  ``cores``: number of tasks that run at the same time.
