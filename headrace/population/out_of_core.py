@@ -143,7 +143,7 @@ def _write(batch: pa.RecordBatch, files: list[IO[bytes]]) -> None:
 
 
 def _read(path: Path, part: int, *, keep: bool = False) -> BlockStream:
-    """Yield the blocks of a file, and remove it, unless others will read it (``keep``)."""
+    """Yield the blocks of a file, and remove it unless it is read again (``keep``)."""
     with path.open("rb") as file:
         while header := file.read(_HEADER.size):
             port, count, size = _HEADER.unpack(header)
