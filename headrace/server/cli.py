@@ -22,6 +22,8 @@ from headrace.redaction import DSNS, has_secret, redact
 from headrace.server.explained import explained
 
 _DEBUG: Final = "debug"
+_SHELLS: Final = ("bash", "zsh", "fish")
+_EVERY_S_MIN: Final = 0.1
 # Settings with a flag of their own; every setting has an environment variable and a TOML key.
 _FLAGS: Final = {
     "listen": ("HOST:PORT", "address for clients (default 127.0.0.1:6432; port 0: a free one)"),
@@ -85,6 +87,8 @@ def parser() -> argparse.ArgumentParser:
     check = add("check", "check everything that the server needs, and change nothing")
     status = add("status", "show whether the server works, and why views are not up to date")
     views = add("views", "list the views, with their status and lag")
+    top = add("top", "show the views as a table that is drawn again every second")
+    completion = add("completion", "print a script that completes headrace's words in a shell", "")
     add("config", "list all settings, with value, origin and meaning")
     worker = add("worker", "run a worker for a server on another machine", "--join")
     remove = add("uninstall", "remove slot, publication and schema headrace from the database")
@@ -113,6 +117,15 @@ def parser() -> argparse.ArgumentParser:
             remove.add_argument(flag, dest=name, metavar=what, help=text)
     for name, (flag, what, text) in _WORKER_FLAGS.items():
         worker.add_argument(flag, dest=name, metavar=what, help=text)
+    top.add_argument(
+        "--every",
+        type=float,
+        default=1.0,
+        metavar="SECONDS",
+        help="pause between two pages (default 1)",
+    )
+    top.add_argument("--once", action="store_true", help="print one page and end")
+    completion.add_argument("shell", choices=_SHELLS, help="the shell that reads the script")
     for report in (check, status, views):
         report.add_argument("--json", action="store_true", help="print JSON")
     remove.add_argument("--drop-tables", action="store_true", help="drop the result tables as well")
@@ -355,6 +368,20 @@ def _report(arguments: argparse.Namespace) -> int:
     return report(settings_of(arguments), _say, as_json=arguments.json)
 
 
+def _top(arguments: argparse.Namespace) -> int:
+    from headrace.server import top
+
+    settings, every_s = settings_of(arguments), max(arguments.every, _EVERY_S_MIN)
+    return top.run(settings, _say, every_s=every_s, once=arguments.once)
+
+
+def _completion(arguments: argparse.Namespace) -> int:
+    import shtab
+
+    _say(shtab.complete(parser(), arguments.shell))
+    return 0
+
+
 def _version(_: argparse.Namespace | None = None) -> int:
     from headrace.server.main import version
 
@@ -364,10 +391,12 @@ def _version(_: argparse.Namespace | None = None) -> int:
 
 _COMMANDS: Final[dict[str, Callable[[argparse.Namespace], int]]] = {
     "check": _check,
+    "completion": _completion,
     "config": _config,
     "init": _init,
     "start": _start,
     "status": _report,
+    "top": _top,
     "uninstall": _uninstall,
     "version": _version,
     "views": _report,

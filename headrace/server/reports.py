@@ -63,7 +63,7 @@ def status(settings: Settings, say: Say, *, as_json: bool) -> int:
     Raises:
         HeadraceError: Headrace is not installed in the database, or was altered there.
     """
-    facts, views = _asked(settings, _FACTS, _VIEWS)
+    facts, views = asked(settings, _FACTS, _VIEWS)
     held = [view for view in views if view["held_by"] is not None]
     if as_json:
         say(_json({"source": redact(settings.source), "facts": facts, "held_views": held}))
@@ -82,7 +82,7 @@ def views(settings: Settings, say: Say, *, as_json: bool) -> int:
     Raises:
         HeadraceError: Headrace is not installed in the database, or was altered there.
     """
-    (found,) = _asked(settings, _VIEWS)
+    (found,) = asked(settings, _VIEWS)
     if as_json:
         say(_json({"source": redact(settings.source), "views": found}))
     else:
@@ -93,8 +93,12 @@ def views(settings: Settings, say: Say, *, as_json: bool) -> int:
     return 1 if any(view["status"] in _FAILED for view in found) else 0
 
 
-def _asked(settings: Settings, *queries: str) -> list[list[dict[str, Any]]]:
-    """Return the rows of ``queries``, which call functions of schema headrace."""
+def asked(settings: Settings, *queries: str) -> list[list[dict[str, Any]]]:
+    """Return the rows of ``queries``, which call functions of schema headrace.
+
+    Raises:
+        HeadraceError: Headrace is not installed in the database, or was altered there.
+    """
     with connect.session(settings.source, name="headrace") as conn:
         # The functions are in the schema, so check that the schema is Headrace's.
         if problems := install.problems(conn):

@@ -19,6 +19,9 @@ import re
 from dataclasses import dataclass
 from typing import Final, Self
 
+from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
+
 from headrace.errors import ProtocolError
 
 PLAIN: Final = b"SCRAM-SHA-256"
@@ -28,43 +31,20 @@ _ITERATIONS: Final = 4096
 _STORED: Final = re.compile(
     r"SCRAM-SHA-256\$(\d{1,9}):([A-Za-z0-9+/=]+)\$([A-Za-z0-9+/=]+):([A-Za-z0-9+/=]+)"
 )
-# Signature algorithm of a certificate (DER of its OID) -> the hash of tls-server-end-point.
-_HASHES: Final = {
-    bytes.fromhex("2a864886f70d010104"): "sha256",  # MD5 and SHA-1 become SHA-256
-    bytes.fromhex("2a864886f70d010105"): "sha256",
-    bytes.fromhex("2a864886f70d01010b"): "sha256",
-    bytes.fromhex("2a864886f70d01010c"): "sha384",
-    bytes.fromhex("2a864886f70d01010d"): "sha512",
-    bytes.fromhex("2a864886f70d01010e"): "sha224",
-    bytes.fromhex("2a8648ce3d0401"): "sha256",
-    bytes.fromhex("2a8648ce3d040302"): "sha256",
-    bytes.fromhex("2a8648ce3d040303"): "sha384",
-    bytes.fromhex("2a8648ce3d040304"): "sha512",
-}
+_REPLACED: Final = ("md5", "sha1")
+"""Hashes of signatures in whose place SHA-256 counts."""
 
 
 def end_point(certificate: bytes) -> bytes:
     """Return the channel binding data of a certificate (DER); b"" if its hash is unknown."""
     try:
-        whole, _ = _der(certificate)
-        _, rest = _der(whole)
-        algorithm, _ = _der(rest)
-        oid, _ = _der(algorithm)
-    except IndexError:
+        found = x509.load_der_x509_certificate(certificate).signature_hash_algorithm
+    except (ValueError, UnsupportedAlgorithm):
         return b""
-    name = _HASHES.get(oid)
-    return hashlib.new(name, certificate).digest() if name else b""
-
-
-def _der(data: bytes) -> tuple[bytes, bytes]:
-    """Return the contents of the first DER element, and the data after it."""
-    size, at = data[1], 2
-    if size & 0x80:
-        at += size & 0x7F
-        size = int.from_bytes(data[2:at], "big")
-    if len(data) < at + size:
-        raise IndexError
-    return data[at : at + size], data[at + size :]
+    if found is None:  # as for Ed25519, which hashes in its own way
+        return b""
+    name = "sha256" if found.name in _REPLACED else found.name
+    return hashlib.new(name, certificate).digest()
 
 
 @dataclass(frozen=True, slots=True)

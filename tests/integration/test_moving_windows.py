@@ -38,7 +38,9 @@ def rows_kept(commander, name: str) -> int:
 
 
 def test_rows_from_before_the_window(source, commander):
-    columns = "(id int, at timestamptz, v int, filler char(500) NOT NULL DEFAULT '', PRIMARY KEY (id))"
+    columns = (
+        "(id int, at timestamptz, v int, filler char(500) NOT NULL DEFAULT '', PRIMARY KEY (id))"
+    )
     source.execute(f"CREATE TABLE readings {columns}")
     source.execute(f"CREATE TABLE parted {columns} PARTITION BY RANGE (id)")
     source.execute("CREATE TABLE parted_1 PARTITION OF parted FOR VALUES FROM (0) TO (9000)")

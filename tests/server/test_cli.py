@@ -272,3 +272,31 @@ def test_config_says_all(capsys, monkeypatch):
     assert "``" not in out
     assert "s3cret" not in out
     assert "password=***" in out
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_knows_the_commands(capsys, shell):
+    assert main(["completion", shell]) == 0
+    script = capsys.readouterr().out
+    for word in ("uninstall", "--drop-tables" if shell != "fish" else "drop-tables", "top"):
+        assert word in script, word
+
+
+def test_bash_completes_a_command(capsys):
+    main(["completion", "bash"])
+    script = capsys.readouterr().out
+    ask = (
+        "COMP_WORDS=(headrace un) COMP_CWORD=1 COMP_LINE='headrace un' COMP_POINT=11;"
+        " $(complete -p headrace | sed 's/.* -F \\([^ ]*\\) .*/\\1/'); echo ${COMPREPLY[@]}"
+    )
+    done = subprocess.run(
+        ["bash", "-c", f"{script}\n{ask}"], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.split() == ["uninstall"], done.stderr
+
+
+def test_completion_of_another_shell(capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["completion", "cmd"])
+    assert ended.value.code == 2
+    assert "invalid choice: 'cmd'" in capsys.readouterr().err

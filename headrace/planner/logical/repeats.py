@@ -12,6 +12,7 @@ greater than those of the plans that it reads.
 from __future__ import annotations
 
 import dataclasses
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
 
@@ -40,6 +41,21 @@ def named(plan: nodes.Node) -> dict[int, nodes.Node]:
                 found[leaf.number] = leaf.plan
                 rest.append(leaf.plan)
     return dict(sorted(found.items(), reverse=True))
+
+
+def scans_by_table(plan: nodes.Node) -> dict[int, list[nodes.ScanNode]]:
+    """Return every scan of the plan, by table."""
+    found: dict[int, list[nodes.ScanNode]] = defaultdict(list)
+
+    def visit(node: nodes.Node) -> None:
+        if isinstance(node, nodes.ScanNode):
+            found[node.table.oid].append(node)
+        for child in nodes.children(node):
+            visit(child)
+
+    for each in (plan, *named(plan).values()):
+        visit(each)
+    return found
 
 
 def each(plan: nodes.Node, change: Callable[[nodes.Node], nodes.Node]) -> nodes.Node:

@@ -1,6 +1,7 @@
 """Rows that a moving window has passed for good when the view is planned.
 
-    at > now() - interval '1 hour'   is only true if   at >= (yesterday, 0:00 UTC) - interval '1 hour'
+    at > now() - interval '1 hour'
+    is only true if   at >= (yesterday, 0:00 UTC) - interval '1 hour'
 
 because the view's timestamp never lies before its planning.  The second comparison has no clock, so
 rules move it to the sources, which omit all other rows (``physical/extraction.py``): a view of the
@@ -28,10 +29,9 @@ from headrace.planner.logical.nodes import (
     children,
     with_children,
 )
-from headrace.planner.logical.repeats import linked, named
+from headrace.planner.logical.repeats import linked, named, scans_by_table
 from headrace.planner.logical.scalar import Const, Expr, reads_clock
 from headrace.planner.passes.temporal import LowerBound, lower_bound
-from headrace.planner.physical import extraction
 from headrace.planner.scalars import build
 from headrace.planner.scalars.lower import Lowering
 
@@ -92,7 +92,7 @@ class _Limits:
 
     def _is_large(self) -> bool:
         if self._large is None:
-            scans = extraction.by_table(self._plan).values()
+            scans = scans_by_table(self._plan).values()
             oids = ",".join(str(s[0].table.oid) for s in scans if not s[0].table.view)
             self._large = self._lowering.fetch(_SIZE, f"{{{oids}}}") >= BYTES_MIN
         return self._large

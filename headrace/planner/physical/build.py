@@ -24,7 +24,7 @@ from headrace.planner.logical import alignment
 from headrace.planner.logical import nodes as lg
 from headrace.planner.logical.estimates import Estimates, ExpectedSize, table_size
 from headrace.planner.logical.node_names import construct
-from headrace.planner.logical.repeats import named
+from headrace.planner.logical.repeats import named, scans_by_table
 from headrace.planner.logical.scalar import CLOCK, Call, Expr, Ref, trusted
 from headrace.planner.physical import explain, extraction
 from headrace.planner.physical.columns import field_of, key_column, place, schema, source_column
@@ -91,7 +91,7 @@ class PhysicalBuilder:
 
     def build(self, plan: lg.Node, columns: Schema) -> p.PhysicalPlan:
         """Build the plan whose sink has ``columns``."""
-        for scans in extraction.by_table(plan).values():
+        for scans in scans_by_table(plan).values():
             self._source(scans)
         for number, each in reversed(named(plan).items()):
             made = self._chain(each)

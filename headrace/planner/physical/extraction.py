@@ -14,30 +14,13 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections import defaultdict
 from dataclasses import replace
 
 from headrace.planner.analyse.tables import Table
-from headrace.planner.logical.nodes import Node, ScanNode, children
-from headrace.planner.logical.repeats import named
+from headrace.planner.logical.nodes import ScanNode
 from headrace.planner.logical.scalar import Call, Expr, native, raises, substitute
 from headrace.planner.scalars import build
 from headrace.planner.scalars.context import QueryContext
-
-
-def by_table(plan: Node) -> dict[int, list[ScanNode]]:
-    """Return every scan of the plan, by table."""
-    found: dict[int, list[ScanNode]] = defaultdict(list)
-
-    def visit(node: Node) -> None:
-        if isinstance(node, ScanNode):
-            found[node.table.oid].append(node)
-        for child in children(node):
-            visit(child)
-
-    for each in (plan, *named(plan).values()):
-        visit(each)
-    return found
 
 
 def own(table: Table, attnum: int) -> int:

@@ -1,0 +1,88 @@
+"""``headrace top``: the views as a table that is drawn again every second, stopped views first."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import psycopg
+
+from headrace import clock
+from headrace.config import Settings
+from headrace.redaction import redact
+from headrace.server import reports
+
+_QUERY: Final = """
+    SELECT name, status, lag_ms, p50_ms, p99_ms, rows_per_s, rows,
+           pg_catalog.pg_size_pretty(state_bytes) AS state, held_by
+      FROM headrace.list_views()
+     ORDER BY status OPERATOR(pg_catalog.=) 'running', held_by IS NULL, rows_per_s DESC NULLS LAST,
+              name
+"""
+_HEADING: Final = (
+    *("view", "status", "lag ms", "p50 ms", "p99 ms", "rows/s", "rows", "state", "held by"),
+)
+_NUMBERS: Final = range(2, 8)
+"""Places of the columns that are aligned to the right."""
+_HOME: Final = "\x1b[H\x1b[J"
+_SIZE: Final = (100, 40)
+"""Columns and lines, if standard output is no terminal."""
+
+Say = Callable[[str], None]
+
+
+def run(settings: Settings, say: Say, *, every_s: float, once: bool) -> int:
+    """Draw the views until Ctrl-C; ``once``, or if standard output is no terminal, one time.
+
+    Raises:
+        HeadraceError: Headrace is not installed in the database, or was altered there.
+    """
+    drawn = sys.stdout.isatty() and not once
+    source = redact(settings.source)
+    text = page(source, reports.asked(settings, _QUERY)[0])
+    try:
+        while drawn:
+            say(_HOME + text)
+            sys.stdout.flush()
+            clock.sleep(every_s)
+            try:
+                text = page(source, reports.asked(settings, _QUERY)[0])
+            except psycopg.Error as error:  # it may be back in a moment
+                text = f"{source}: {str(error).strip()}"
+    except KeyboardInterrupt:
+        return 0
+    say(text)
+    return 0
+
+
+def page(source: str, views: Sequence[dict[str, Any]]) -> str:
+    """Return the text of one page, cut to the size of the terminal."""
+    width, height = shutil.get_terminal_size(_SIZE)
+    held = sum(view["held_by"] is not None for view in views)
+    rows_per_s = sum(view["rows_per_s"] or 0 for view in views)
+    lag_ms = max((view["lag_ms"] or 0 for view in views), default=0)
+    lines = [
+        f"{source}: {len(views)} views, {held} not up to date, largest lag {lag_ms} ms,"
+        f" {rows_per_s:.0f} rows/s written",
+        "",
+    ]
+    table = [_HEADING, *(tuple(map(_cell, view.values())) for view in views)]
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    for row in table:
+        cells = (
+            cell.rjust(w) if place in _NUMBERS else cell.ljust(w)
+            for place, (cell, w) in enumerate(zip(row, widths, strict=True))
+        )
+        lines.append("  ".join(cells).rstrip())
+    room = max(height - 1, 4)
+    if len(lines) > room:
+        lines[room - 1 :] = [f"… and {len(lines) - room + 1} more"]
+    return "\n".join(line[:width] for line in lines)
+
+
+def _cell(value: object) -> str:
+    if isinstance(value, float):
+        return f"{value:.0f}" if value >= 10 else f"{value:.1f}"
+    return "" if value is None else " ".join(str(value).split())
