@@ -258,6 +258,18 @@ class OtherFormat(StateDamaged):
     """The state is intact but has the format of another version."""
 
 
+class RowsInDoubt(DefiniteFailure):
+    """The view was filled from a view whose rows may have been wrong: a resync repairs it."""
+
+    sqlstate = "55H05"
+
+
+class BelowStopped(DefiniteFailure):
+    """A row stops a view below that the view is stacked on; its own query may not need that row."""
+
+    sqlstate = "55H06"
+
+
 class Deadly(DefiniteFailure):
     """The view crashed Headrace processes; the server does not resync it for this error."""
 

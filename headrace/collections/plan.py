@@ -474,6 +474,10 @@ class PhysicalPlan(PlanPart, frozen=True):
     nodes: tuple[Node, ...]
     version: int = 2
     """2: aggregates of one level that depend on the order of their input share ``row``."""
+    filled: tuple[tuple[str, int], ...] | msgspec.UnsetType = msgspec.UNSET
+    """The result tables (OIDs) that the first rows of the view were read from, by the node that has
+    their rows (``stacking.py``).  Not in the JSON of other plans, which must equal the JSON that
+    earlier versions have stored."""
 
     def node(self, node_id: str) -> Node:
         """Return the node with that id; raise KeyError if there is none."""
@@ -491,6 +495,11 @@ class PhysicalPlan(PlanPart, frozen=True):
     def feeds(self) -> tuple[FeedSpec, ...]:
         """All nodes fed by another dataflow."""
         return tuple(n for n in self.nodes if isinstance(n, FeedSpec))
+
+    @property
+    def filled_from(self) -> dict[str, int]:
+        """``filled`` by node; empty if it is not set."""
+        return {} if self.filled is msgspec.UNSET else dict(self.filled)
 
     @property
     def temporal(self) -> bool:

@@ -10,8 +10,9 @@ connection (``analysis``).  Both are rolled back: nothing is left in the user's 
 
 from __future__ import annotations
 
+import contextlib
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final
@@ -84,11 +85,26 @@ def plan(conn: Connection, request: PlanRequest) -> Planned:
 
     The caller may end it: see ``limits.interruptible``.
     """
+    with _limited(request):
+        if not request.over:
+            return _plan(conn, request)
+        return _over(_plan(conn, replace(request, over=frozenset())), _plan(conn, request))
+
+
+def plan_upper(conn: Connection, request: PlanRequest) -> Planned:
+    """Plan ``request`` over the rows of the views ``request.over``, as ``plan`` does.
+
+    The result lacks the dependencies of these views' queries.
+    """
+    with _limited(request):
+        return _plan(conn, request)
+
+
+@contextlib.contextmanager
+def _limited(request: PlanRequest) -> Iterator[None]:
     try:
         with limits.applied(request.limits), query_errors.completed(request.query):
-            if request.over is None:
-                return _plan(conn, request)
-            return _over(_plan(conn, replace(request, over=None)), _plan(conn, request))
+            yield
     except RecursionError as error:
         raise UnsupportedError(
             "a query nested this deeply is not supported",
@@ -171,7 +187,7 @@ def _planned(conn: Connection, analysis: Analysis, request: PlanRequest) -> Plan
     catalog.functions.gives_rows = bodies.gives_rows
     clock = partial(functions.reads_clock, catalog)
     check.refuse_clock_literals(bound.tree, written, bound.position, clock, catalog.now)
-    sources = Sources(conn, analysis, catalog, settings, bodies, request.over)
+    sources = Sources(conn, analysis, catalog, settings, bodies, request)
     sources.load(bound, request.caller)
     check.refuse_constructs(bound.tree, written, bound.position)
     trees = [bound.tree, *sources.tables.trees]

@@ -34,9 +34,11 @@ class PlanRequest:
     """Functions whose results depend on their arguments alone, as the author of the view says."""
     limits: PlanLimits = LIMITS
     """Limits of planning."""
-    over: int | None = None
-    """OID of the table of a view of Headrace that the query is planned over as it is: nothing of
-    what is above it is merged with what is below (A-47)."""
+    stopped_below: bool = False
+    """Whether the query may read views of Headrace that have stopped."""
+    over: frozenset[int] = frozenset()
+    """OIDs of tables of views of Headrace that the query is planned over as they are: nothing of
+    what is above one is merged with what is below (A-47)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +97,22 @@ class Planned:
     """Per node of ``physical`` what its rows are expected to be, where that is known."""
     private: bool = False
     """Whether another owner's query is in the plan, so that its parts are not shown."""
+    upper: PhysicalPlan | None = None
+    """Where ``physical`` is stacked on the plans of views: the plan over their rows, by which the
+    first rows are computed (``collections/stacking.py``)."""
+    below: Mapping[int, int] = field(default_factory=dict)
+    """IDs of these views, by result table."""
+    instead: Planned | None = None
+    """Where ``physical`` is stacked: the plan with the queries of these views in their place."""
+    patience_s: float = 0.0
+    """Where ``physical`` is stacked: seconds to wait for these views before ``instead`` is used."""
+    first_rows: str = ""
+    """Where the first rows come from and why, if the query reads views of Headrace."""
+
+    @property
+    def loaded(self) -> PhysicalPlan:
+        """The plan that the first rows are computed by."""
+        return self.physical if self.upper is None else self.upper
 
     @property
     def shown_sizes(self) -> Mapping[str, ExpectedSize]:

@@ -77,6 +77,12 @@ def renew(
     _insert_reads(conn, ids[1], planned)
 
 
+def put_plan(conn: Connection, view_id: int, planned: Planned) -> None:
+    """Store another plan of a view's query, with its explanations."""
+    views.put_plan(conn, view_id, to_json(planned.physical))
+    views.put_explain(conn, view_id, _explain(planned))
+
+
 def rows_of(tables: Iterable[TableRef]) -> list[tuple[int, str, str]]:
     """Return (OID, schema, name) of each table, as stored in the catalog."""
     return [(t.oid, t.schema, t.name) for t in tables]
@@ -94,6 +100,8 @@ def _explain(planned: Planned) -> dict[str, Any]:
             {"column": name, "from": [asdict(origin) for origin in origins]}
             for name, origins in planned.lineage
         ]
+    if planned.first_rows:
+        out[views.FIRST_ROWS] = planned.first_rows
     return out
 
 

@@ -1,12 +1,14 @@
-"""Population of a view that is fed from a connection point, with the rows of another view.
+"""Population of a view with the rows of another view (options ``from`` and ``first_rows``).
 
     attach ─► tap ─► slot's snapshot at LSN L ─► the feeding view's table in it, at txid t
                      │  a batch ends exactly at L (because of the tap)
                      └── + changes written from t to L (the tap) ── = the view's rows at L
 
-So these rows are consistent with the tables that are read in the snapshot.  The tables below the
-feeding view are not read, and its query is not computed again.  From *attach* on the worker keeps
-the changes that the view sends after L (``runtime/sharing.py``), until the new view reads them.
+So these rows are consistent with the tables that are read in the snapshot.  If the new view reads
+feeding views only, no batch has to end at L: their rows are those of the last batch before L.  The
+tables below the feeding view are not read, and its query is not computed again.  From *attach* on
+the worker keeps the changes that the view sends after L (``runtime/sharing.py``), until the new
+view reads them.
 
 On Spark, tasks read block ranges of the table in the same snapshot (``fed_rows.py``).
 
@@ -23,11 +25,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
-from headrace.collections import plan
+from headrace.collections import members, plan, stacking
 from headrace.collections.dataflow import Dataflow
 from headrace.collections.plan import FeedSpec, SourceColumn, SourceSpec
 from headrace.collections.source import only_wanted
-from headrace.errors import HeadraceError, SnapshotLost, TransientError, UndefinedError
+from headrace.errors import (
+    DefiniteFailure,
+    HeadraceError,
+    SnapshotLost,
+    TransientError,
+    UndefinedError,
+    UserError,
+)
 from headrace.population import fed_rows, reader, tables
 from headrace.population.context import JobContext
 from headrace.population.fed_rows import FedRows, Remaining
@@ -45,33 +54,37 @@ class Feeding:
 
     def __init__(self, context: JobContext, job: Job, worker: Handover, node: FeedSpec) -> None:
         self.node: Final = node
+        self.view_id = 0
+        """ID of the feeding view, once it is attached."""
+        self.feeder = 0
+        """The shared subplan that supplies the rows after the population."""
+        self.tables: frozenset[int] = frozenset()
+        """The tables that the feeding view's plan reads."""
         self._context = context
         self._job = job
         self._worker = worker
-        self._view_id = 0
         self._storage: object = None
         self._source: SourceSpec
         self._path: Path
         self._last = 0
         """The last txid before the snapshot; 0 means none since the tap began."""
-        self._feeder = 0
-        """The shared subplan that supplies the rows after the population."""
 
     @contextlib.contextmanager
-    def attached(self, conn: Connection, reader_id: int) -> Iterator[None]:
+    def attached(self, conn: Connection, reader_id: int, patience_s: float) -> Iterator[None]:
         """Have the worker keep what the feeding view sends for ``reader_id`` during the block.
+
+        ``patience_s``: how long to wait for a view that has to catch up first.
 
         Raises:
             DefiniteFailure: the feeding view does not run.
+            TransientError: it has not caught up.
             SnapshotLost: the feeding view was resynced meanwhile.
         """
         self._find(conn)
         job = self._job
         try:
-            about = {"view_id": self._view_id, "job": job.name}
-            attached = self._worker.call("attach", {**about, "reader": reader_id})
-            self._feeder = int(attached["feeder"])
-            self._path = Path(self._worker.call("tap", about)["path"])
+            about = {"view_id": self.view_id, "job": job.name, "reader": reader_id}
+            self.feeder = int(self._worker.call("attach", about, patience_s)["feeder"])
         except UndefinedError as error:
             raise _lost(error) from error
         try:
@@ -87,21 +100,36 @@ class Feeding:
         stored = None if view_id is None else views.stored(conn, view_id)
         if view_id is None or stored is None:
             raise UndefinedError(f"view {node.view} was dropped", sqlstate="42P01")
-        self._view_id = view_id
-        sends = plan.from_json(stored.plan).sink.schema
+        lower = plan.from_json(stored.plan)
+        self.view_id, self.tables = view_id, members.tables(lower)[lower.sink.id]
         self._source, self._storage = _table_of(conn, node)
-        if [(f.name, f.oid) for f in sends] != [(f.name, f.oid) for f in node.schema]:
+        if not stacking.fits(node, lower):
             raise tables.changed(self._source)
 
-    def reach(self, snapshot: Snapshot) -> None:
-        """Wait until the feeding view has written a batch that ends at the snapshot.
+    def tap(self, *, cuts: bool) -> None:
+        """Capture what the feeding view writes from now on, before a snapshot is made.
+
+        ``cuts``: whether the rows must be those of exactly that snapshot.
 
         Raises:
-            SnapshotLost: no batch ended there; begin anew.
+            SnapshotLost: the feeding view does not run any more.
+        """
+        about = {"view_id": self.view_id, "job": self._job.name, "cuts": cuts}
+        try:
+            self._path = Path(self._worker.call("tap", about)["path"])
+        except (DefiniteFailure, UserError) as error:
+            self._job.check()
+            raise _lost(error) from error
+
+    def reach(self, snapshot: Snapshot) -> None:
+        """Wait until the feeding view has written the batches before the snapshot.
+
+        Raises:
+            SnapshotLost: no batch ended there, but one must; begin anew.
             DefiniteFailure: the view has stopped.
         """
         lsn = int(snapshot.ref.start_lsn)
-        about = {"job": self._job.name, "lsn": lsn}
+        about = {"job": self._job.name, "view_id": self.view_id, "lsn": lsn}
         while True:
             self._job.check()
             try:
@@ -113,14 +141,16 @@ class Feeding:
                 self._last = int(answer["txid"])
                 return
 
-    def load(self, flow: Dataflow, conn: Connection) -> int:
+    def load(self, flow: Dataflow, conn: Connection, done: int = 0) -> int:
         """Load the feeding view's rows as of ``conn``'s snapshot; return how many were read.
+
+        ``done``: the rows of other tables that were read before; they count.
 
         Raises:
             SnapshotLost: the feeding view was resynced.
             StateDamaged: its table lacks rows that the view has written.
         """
-        fed, read = self.rows(conn), 0
+        fed, read = self.rows(conn), done
         remaining = Remaining(fed)
         with contextlib.closing(reader.read(conn, fed.source)) as batches:
             for columns in batches:
@@ -138,7 +168,7 @@ class Feeding:
         Raises:
             SnapshotLost: the feeding view was resynced.
         """
-        first = progress.written(conn, self._view_id)
+        first = progress.written(conn, self.view_id)
         if first is None:
             raise _lost(UndefinedError(f"view {self.node.view} was dropped"))
         net = self._pending(first)
@@ -156,18 +186,19 @@ class Feeding:
         if _table_of(conn, self.node)[1] != self._storage:
             raise tables.changed(self._source)
 
-    def prove(self) -> dict[str, Any]:
-        """Return the feeder and the feeding view's ID for the worker.
+    def prove(self, conn: Connection) -> None:
+        """Check that the rows belong to the feeding view, and that its later changes are kept.
 
         Raises:
-            SnapshotLost: the worker has not kept all changes that were sent.
+            SnapshotLost: the view was rebuilt, or the worker has not kept all changes that it sent.
         """
-        known = self._worker.call("attached", {"feeder": self._feeder, "job": self._job.name})
+        if points.view_of(conn, self.node.table_oid) != self.view_id:
+            raise SnapshotLost(f"view {self.node.view} was rebuilt meanwhile")
+        known = self._worker.call("attached", {"feeder": self.feeder, "job": self._job.name})
         if not known:
             raise SnapshotLost(
                 f"the rows that view {self.node.view} sent meanwhile were not stored"
             )
-        return {"feeds": {self.node.id: self._feeder}, "fed_by": self._view_id}
 
     def _pending(self, first: int) -> Counter[bytes]:
         """Return the net weight of each row (COPY text) in the changes after txid ``first``."""

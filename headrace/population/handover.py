@@ -28,9 +28,9 @@ class Handover:
         self._log = log
         self._not_adopted: HeadraceError | None = None
 
-    def call(self, method: str, params: dict[str, Any]) -> Any:
-        """Send a request to the worker; retry for 30 s while the worker restarts."""
-        deadline = clock.monotonic() + _WORKER_WAIT_S
+    def call(self, method: str, params: dict[str, Any], patience_s: float = _WORKER_WAIT_S) -> Any:
+        """Send a request to the worker; retry for ``patience_s``, as while the worker restarts."""
+        deadline = clock.monotonic() + patience_s
         while True:
             self._job.check()
             try:

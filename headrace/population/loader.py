@@ -74,7 +74,7 @@ class Loader:
         self._job = job
         self._planned = planned
         self._options = options
-        self._feeding: Feeding | None = None
+        self._feedings: list[Feeding] = []
         self._elsewhere: SourceSnapshots | None = None
         self._instant: int | None = None
         """``now()`` of the query, in microseconds since 2000-01-01 UTC; None: the snapshot's."""
@@ -91,15 +91,16 @@ class Loader:
     # --- choosing
 
     def _choose(self, sizes: dict[str, TableSize]) -> Choice:
-        found = choice.choose(self._planned.physical, sizes, self._settings, self._options)
+        found = choice.choose(self._planned.loaded, sizes, self._settings, self._options)
         if found.mode == choice.SPARK and self._sparkless:
             return found.without_spark(self._sparkless)
         return found
 
-    def _sizes(self, sources: tuple[SourceSpec, ...]) -> dict[str, TableSize]:
+    def _sizes(self) -> dict[str, TableSize]:
+        """Return the sizes of the tables to read, by node."""
         with self._connect() as conn:
-            sizes = sizes_of(conn, sources)
-            for node in self._planned.physical.feeds:
+            sizes = sizes_of(conn, self._planned.loaded.sources)
+            for node in self._planned.loaded.feeds:
                 sizes[node.id] = feeding.size(conn, node)
         return sizes
 
@@ -130,7 +131,7 @@ class Loader:
         sources = self._rename()
         with self._connect() as conn:
             before = tables.shape(conn, sources)
-        sizes = self._sizes(sources)
+        sizes = self._sizes()
         chosen = self._choose(sizes)
         self._log.info("population", mode=chosen.mode, choice=str(chosen))
         if (
@@ -142,7 +143,7 @@ class Loader:
         self._take_place(place, chosen)
         self._begin_loading()
         self._rows_expected, self._loading_since = chosen.rows, clock.monotonic()
-        job.phase("reading", total=tables.expected(self._planned.physical, sizes))
+        job.phase("reading", total=tables.expected(self._planned.loaded, sizes))
         faults.point(faults.POPULATION_BEGINS)
         try:
             loaded = self._load_here_if_spark_fails(chosen, snapshot, sizes, staged)
@@ -157,8 +158,8 @@ class Loader:
         _check(snapshot, self._elsewhere)
         faults.point(faults.POPULATION_LOADED)
         with self._connect() as conn:
-            if self._feeding is not None:
-                self._feeding.check(conn)
+            for fed in self._feedings:
+                fed.check(conn)
             tables.check_same(before, tables.shape(conn, sources))
             uses.check_kept(taken, self._facts_now(conn, taken))
         return loaded, taken
@@ -179,7 +180,7 @@ class Loader:
         self._log.warning("population goes on without spark", reason=self._sparkless)
         self._job.say(str(here))
         staged.make()
-        self._job.phase("reading", total=tables.expected(self._planned.physical, sizes))
+        self._job.phase("reading", total=tables.expected(self._planned.loaded, sizes))
         return self._load(here, snapshot, sizes, staged)
 
     def _take_place(self, place: contextlib.ExitStack, chosen: Choice) -> None:
@@ -192,11 +193,13 @@ class Loader:
         place.enter_context(places.take(self._job, places.count if alone else 1))
 
     def _rename(self) -> tuple[SourceSpec, ...]:
-        """Refresh table and column names in the plan, and return its sources."""
+        """Refresh table and column names in the plan, and return the sources to read."""
+        planned = self._planned
         with self._connect() as conn:
-            physical = tables.renamed(conn, self._planned.physical)
-        self._planned = replace(self._planned, physical=physical)
-        return physical.sources
+            physical = tables.renamed(conn, planned.physical)
+            upper = None if planned.upper is None else tables.renamed(conn, planned.upper)
+        self._planned = replace(planned, physical=physical, upper=upper)
+        return self._planned.loaded.sources
 
     def _facts_of(self, snapshot: Snapshot) -> Facts:
         """Return the catalog facts as of the snapshot, after checking that the plan fits them."""
@@ -214,7 +217,7 @@ class Loader:
         self, chosen: Choice, snapshot: Snapshot, sizes: dict[str, TableSize], staged: Staging
     ) -> Loaded:
         planned, job = self._planned, self._job
-        inputs = Inputs(planned.physical, sizes, self._elsewhere, self._instant)
+        inputs = Inputs(planned.loaded, sizes, self._elsewhere, self._instant)
         if chosen.mode != choice.LOCAL:
             owner = _session_owner(self._dsn, self._planned_under)
             inputs = replace(inputs, fed=self._fed(snapshot))
@@ -235,17 +238,17 @@ class Loader:
         try:
             with self._job.cancelling(lambda: bound.cancel(cancelled())), bound.applied():
                 return local.populate(
-                    self._job, self._dsn, inputs, snapshot.ref, remote, staged, self._feeding
+                    self._job, self._dsn, inputs, snapshot.ref, remote, staged, self._feedings
                 )
         finally:
             remote.close()
 
     def _fed(self, snapshot: Snapshot) -> dict[str, FedRows]:
-        """Return the rows of the feeding view at the snapshot, by node."""
-        if self._feeding is None:
+        """Return the rows of the feeding views at the snapshot, by node."""
+        if not self._feedings:
             return {}
         with reader.joined(self._dsn, snapshot.ref) as conn:
-            return {self._feeding.node.id: self._feeding.rows(conn)}
+            return {fed.node.id: fed.rows(conn) for fed in self._feedings}
 
     def _evaluator(self, value_bytes_max: int) -> RemoteEvaluator:
         """Return an evaluator for the query's expressions; the caller closes it."""

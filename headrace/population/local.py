@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 
 import pyarrow as pa
@@ -34,11 +34,11 @@ def populate(
     ref: SnapshotRef,
     remote: RemoteEvaluator | None,
     staging: Staging,
-    feeding: Feeding | None = None,
+    feedings: Sequence[Feeding] = (),
 ) -> tuple[int, Callable[[], None]]:
     """Fill ``staging`` with the result rows at snapshot ``ref``.
 
-    ``feeding``: the view that feeds this one, if any.
+    ``feedings``: the views that feed this one.
     Return the number of rows, and a function that adds the states.
 
     Raises:
@@ -54,9 +54,10 @@ def populate(
     ):
         if plan.temporal:
             flow.begin(0, 0, inputs.clock(dsn, ref))
-        if feeding is not None:
-            done = feeding.load(flow, conn)
-        for source in _in_order(plan, inputs.sizes):
+        for source in _in_order(plan, feedings, inputs.sizes):
+            if isinstance(source, Feeding):
+                done = source.load(flow, conn, done)
+                continue
             with _reading(job, conn, source, inputs.elsewhere) as batches:
                 for columns in batches:
                     flow.load(source.table_oid, columns)
@@ -97,10 +98,18 @@ def _while_wanted(job: Job, pieces: Pieces) -> Pieces:
         yield piece
 
 
-def _in_order(plan: PhysicalPlan, sizes: Mapping[str, TableSize]) -> list[SourceSpec]:
-    """Return one source of each table, small tables first.
+def _in_order(
+    plan: PhysicalPlan, feedings: Sequence[Feeding], sizes: Mapping[str, TableSize]
+) -> list[SourceSpec | Feeding]:
+    """Return one source of each table, and the feeding views, small tables first.
 
     Later rows look up their matches in memory, so the largest table, the last, need not be there.
     """
     first = {source.table_oid: source for source in reversed(plan.sources)}
-    return sorted(first.values(), key=lambda source: (sizes[source.id].rows, source.table_oid))
+    read: list[SourceSpec | Feeding] = [*first.values(), *feedings]
+
+    def size(one: SourceSpec | Feeding) -> tuple[int, int]:
+        node = one.node if isinstance(one, Feeding) else one
+        return sizes[node.id].rows, node.table_oid
+
+    return sorted(read, key=size)

@@ -20,9 +20,13 @@ import structlog
 from psycopg import sql
 
 from headrace import clock, events
+from headrace.collections import members
 from headrace.errors import (
+    BelowStopped,
+    BugError,
     HeadraceError,
     SnapshotLost,
+    StateDamaged,
     TransientError,
     UserError,
 )
@@ -33,6 +37,7 @@ from headrace.population import (
     elsewhere,
     placing,
     rights,
+    stacking,
     staging,
     uses,
 )
@@ -53,7 +58,7 @@ from headrace.postgres.connect import Connection
 from headrace.postgres.failures import as_headrace
 from headrace.postgres.reliances import Facts
 from headrace.process import faults
-from headrace.sql import origins, points, reads, results, views, watched
+from headrace.sql import origins, points, reads, results, states, views, watched
 from headrace.sql.origins import StandIn
 from headrace.sql.status import Status
 from headrace.sql.view_spec import ViewSpec
@@ -62,6 +67,8 @@ from headrace.sql.watched import Cost
 _log = structlog.get_logger(__name__)
 _ATTEMPTS: Final = 3
 _RETRY_S: Final = 0.2
+_PATIENCE_S: Final = 30.0
+"""How long a view with option ``from`` waits until the feeding view has caught up."""
 
 
 @contextlib.contextmanager
@@ -91,8 +98,10 @@ def plan_with_facts(
         bounds, over = options.recursions(settings), _point(conn, options.point)
         limits, trusted = PlanLimits(settings.planning_time_ms_max), options.trust_stable
         wanted = replace(request, recursions=bounds, over=over, limits=limits, trust_stable=trusted)
+        if view_id and states.sqlstate(conn, view_id) == BelowStopped.sqlstate:
+            wanted = replace(wanted, stopped_below=True)
         planned = context.planners.call(conn, wanted.caller, wanted.query, plan, wanted)
-        if over is not None and over not in planned.results:
+        if not over <= planned.results:
             raise UserError(
                 f'the query does not read the view of connection point "{options.point}"',
                 hint="See headrace.connection_points().",
@@ -103,6 +112,7 @@ def plan_with_facts(
             told = uniquekeys.given(planned.optimised, columns, options.key)
             physical = planned.physical.keyed(options.key)
             planned = replace(planned, physical=physical, explain={**planned.explain, "key": told})
+        planned = stacking.choose(context, conn, wanted, options, planned)
         costs = CostFacts(planned.shown_sizes, view_id=view_id)
         found = placing.parts(conn, settings, planned.physical, options.placement, costs)
         planned = replace(planned, parts=found)
@@ -113,15 +123,15 @@ def plan_with_facts(
         return planned, facts
 
 
-def _point(conn: Connection, name: str | None) -> int | None:
-    """Return the OID of the result table behind the connection point ``name``.
+def _point(conn: Connection, name: str | None) -> frozenset[int]:
+    """Return the OID of the result table behind the connection point ``name``; none without one.
 
     Raises:
         UndefinedError: 42704, there is no such point.
         TransientError: 55000, its view does not run.
     """
     if name is None:
-        return None
+        return frozenset()
     point = points.find(conn, name)
     view = None if point is None else views.of_id(conn, point.view_id)
     if view is None:
@@ -132,7 +142,7 @@ def _point(conn: Connection, name: str | None) -> int | None:
             hint="A view can be fed from one that runs.",
             sqlstate="55000",
         )
-    return view.result_oid
+    return frozenset(() if view.result_oid is None else (view.result_oid,))
 
 
 class Population(Loader):
@@ -152,6 +162,8 @@ class Population(Loader):
         self._view_id = 0
         self._name = name
         self._committed = False
+        self._doubted = False
+        """Whether the view's present rows may be wrong, and so those of views filled from it."""
         self._wait_until = math.inf
         """When reading must have begun, on the monotonic clock."""
         self._worker = Handover(context, job, self._log)
@@ -164,11 +176,14 @@ class Population(Loader):
         """Write rows, progress and catalog row, in the caller's transaction."""
         raise NotImplementedError
 
+    def replan(self, conn: Connection) -> None:
+        """Note that ``_planned`` has changed since ``register``."""
+
     def populate(self) -> int:
         """Populate the view, from the catalog row to the adoption; return the number of rows."""
         started = clock.monotonic()
         with contextlib.ExitStack() as undo:
-            chosen = self._choose(self._sizes(self._planned.physical.sources))
+            chosen = self._choose(self._sizes())
             self._check_worth(chosen)
             self._begin_spark(chosen)  # it starts during the other waits
             self._register(undo)
@@ -207,14 +222,19 @@ class Population(Loader):
             try:
                 # Hold again at each attempt: a restarted worker has no holds.
                 return self._populate(staged, self._worker.hold(), attempt)
-            except (SnapshotLost, TableChanged) as error:
+            except (SnapshotLost, TableChanged, StateDamaged) as error:
                 self._job.check()
+                stacked = self._planned.upper is not None
+                if isinstance(error, StateDamaged) and not stacked:
+                    raise
                 with self._connect() as conn:
                     # If the source has discarded WAL, another attempt would fail, too.
                     check_slot(conn, self._settings)
                 if attempt == _ATTEMPTS or self._committed:
                     raise
                 self._log.warning("population starts again", reason=error.message)
+                if stacked and (isinstance(error, StateDamaged) or attempt == _ATTEMPTS - 1):
+                    self._unstack(error)
         raise AssertionError("the last attempt returns or raises")
 
     def _populate(self, staged: Staging, position: dict[str, Any], attempt: int) -> int:
@@ -227,14 +247,18 @@ class Population(Loader):
             self._attach(place)
             with self._connect() as conn:
                 beyond = origins.standing_in(
-                    conn, [source.table_oid for source in self._planned.physical.sources]
+                    conn, [source.table_oid for source in self._planned.loaded.sources]
                 )
             number = f"{job.name}_{attempt}"
             loaded, taken, snapshot = self._at_snapshot(staged, beyond, number, place)
             rows, write_states = loaded
             facts = {"view_id": self._view_id, **position, "start_lsn": int(snapshot.ref.start_lsn)}
-            if self._feeding is not None:
-                facts |= self._feeding.prove()
+            with self._connect() as conn:
+                for fed in self._feedings:
+                    fed.prove(conn)
+            facts["feeds"] = {fed.node.id: fed.feeder for fed in self._feedings}
+            facts["fed_by"] = [fed.view_id for fed in self._feedings]
+            facts["doubted"] = self._doubted
             with ThreadPoolExecutor(1, "headrace-states") as behind:
                 self._publish(staged, facts, taken, behind.submit(write_states))
         return rows
@@ -249,18 +273,23 @@ class Population(Loader):
         """Load the rows of a snapshot, together with snapshots of the sources of ``beyond``.
 
         Replicators pause until the snapshot here exists, so each attempt at it is limited in time.
+        Batches are cut meanwhile if tables are read beside those of feeding views, so the long wait
+        comes before.
         """
         job, settings = self._job, self._settings
+        mixed = bool(self._feedings and self._planned.loaded.sources)
         endless = not settings.population_lock_wait_ms
         limit_s = max(self._wait_until - clock.monotonic(), 0.0)
         if beyond:
             limit_s = elsewhere.wait_ms(settings, standing=True) / 1000
         for again in itertools.count(1):
-            if beyond and endless:
+            if (beyond or mixed) and endless:
                 snapshots.wait_for_writers(job, self._dsn)
             with contextlib.ExitStack() as kept, contextlib.ExitStack() as joined:
                 held = elsewhere.hold_snapshots(job, settings, beyond, f"{number}_{again}")
                 self._elsewhere, standing = kept.enter_context(held)
+                for fed in self._feedings:
+                    fed.tap(cuts=mixed)
                 try:
                     group = self._context.snapshots.join(job, settings, limit_s)
                     snapshot = joined.enter_context(group)
@@ -269,8 +298,8 @@ class Population(Loader):
                         raise
                     continue
                 standing.close()
-                if self._feeding is not None:
-                    self._feeding.reach(snapshot)
+                for fed in self._feedings:
+                    fed.reach(snapshot)
                 loaded, taken = self._load_at(snapshot, staged, place)
                 joined.close()
                 place.enter_context(kept.pop_all())
@@ -278,14 +307,51 @@ class Population(Loader):
         raise AssertionError("the loop has no end")
 
     def _attach(self, place: contextlib.ExitStack) -> None:
-        """Have the worker keep the changes of the feeding view, if there is one."""
-        self._feeding = None
-        for node in self._planned.physical.feeds:
-            feeding = Feeding(self._context, self._job, self._worker, node)
+        """Have the worker keep the changes of the feeding views.
+
+        Views that the plan is stacked on are left out if one of them cannot be attached to.
+        """
+        self._feedings = []
+        with contextlib.ExitStack() as attached:
+            try:
+                self._attach_all(attached)
+            except HeadraceError as error:
+                self._job.check()
+                if self._planned.instead is None or isinstance(error, BugError):
+                    raise
+                self._unstack(error)
+            place.enter_context(attached.pop_all())
+
+    def _attach_all(self, place: contextlib.ExitStack) -> None:
+        planned = self._planned
+        patience_s = _PATIENCE_S if planned.upper is None else planned.patience_s
+        read = members.tables(planned.physical)
+        for node in planned.loaded.feeds:
+            fed = Feeding(self._context, self._job, self._worker, node)
             with self._connect() as conn:
-                place.enter_context(feeding.attached(conn, self._view_id))
-            self._feeding = feeding
+                place.enter_context(fed.attached(conn, self._view_id, patience_s))
+            self._feedings.append(fed)
+            if planned.upper is not None and (fed.view_id, fed.tables) != (
+                planned.below[node.table_oid],
+                read[node.id],
+            ):
+                raise SnapshotLost(f"view {node.view} was rebuilt, or its tables have changed")
             faults.point(faults.ATTACHED)
+
+    def _unstack(self, error: HeadraceError) -> None:
+        """Fall back on the plan with the queries of the views below in their place."""
+        planned, instead = self._planned, self._planned.instead
+        assert instead is not None, "the plan is stacked"
+        self._log.warning("first rows come from the tables", reason=error.message)
+        said = f"first rows: from the tables, because {error.message}"
+        more = {k: v for k, v in planned.explain.items() if k not in instead.explain}
+        self._planned = replace(instead, explain=instead.explain | more, first_rows=said)
+        self._feedings = []
+        with self._connect() as conn:
+            self.replan(conn)
+        self._rename()
+        self._begin_spark(self._choose(self._sizes()))
+        self._want_spark()
 
     def _publish(
         self, staged: Staging, facts: dict[str, Any], taken: Facts, states: Future[None]

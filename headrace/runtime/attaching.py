@@ -1,4 +1,4 @@
-"""Attaching of a new view to the output of another view (option ``from``, A-25).
+"""Attaching of a new view to the output of another view (A-25; options ``from``, ``first_rows``).
 
     attach ─► the view's states become those of a shared subplan, which it reads from then on;
               the subplan's output is retained for the new view while its job has a hold
@@ -60,7 +60,9 @@ class Attaching:
             raise DefiniteFailure(f"view {view.target.shown} is paused", sqlstate="55000")
         if job not in self._state.holds.jobs():
             raise QueryCancelled(f'job "{job}" has ended')
-        self._settle()
+        if view.live and view.plan.sink.input not in view.feeds:
+            self._sharing.check_partable(view)
+            self._settle()  # which other views wait for
         if not view.live:
             state = "being resynced" if view.suspended else view.status
             raise TransientError(

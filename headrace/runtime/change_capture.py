@@ -2,10 +2,12 @@
 
 ``verify_view`` reads a table at some txid, and the view's query at a snapshot a little later. The
 diffs between the two come from a tap. While a tap is *cutting*, every source transaction is a batch
-of its own, so that the snapshot's position is a boundary between two batches.
+of its own, so that the snapshot's position is a boundary between two batches.  A population that
+reads only the tables of other views needs no such boundary (``population/feeding.py``).
 
 * Invariant 1: a tap has the diffs of every txid that its view has passed since ``begin``, once.
-* Invariant 2: ``position`` answers only if no batch has transactions on both sides of it.
+* Invariant 2: ``position`` of a tap that cuts answers only if no batch has transactions on both
+  sides of it.
 """
 
 from __future__ import annotations
@@ -45,6 +47,8 @@ class _Tap:
     view_id: int
     path: Path
     file: IO[bytes]
+    cuts: bool
+    """Whether a boundary at the position is needed."""
     cutting_until: float
     """When cutting ends at the latest, on the monotonic clock."""
     cutting_lsn: int | None = None
@@ -55,17 +59,18 @@ class _Tap:
 
 
 class ChangeCapture:
-    """Change captures of one engine, by job; every method runs on the engine's thread."""
+    """Change captures of one engine; every method runs on the engine's thread."""
 
     def __init__(self, state: EngineState) -> None:
         self._state = state
-        self._taps: dict[str, _Tap] = {}
+        self._taps: dict[tuple[str, int], _Tap] = {}
+        """By job and view."""
         self._told: tuple[Stream | None, bool] = (None, False)
 
-    def begin(self, job: str, view: View) -> Path:
+    def begin(self, job: str, view: View, *, cuts: bool) -> Path:
         """Record what is written for ``view`` from now on; return the path of the COPY text file.
 
-        Its columns are txid, weight and those of the view.
+        Its columns are txid, weight and those of the view.  ``cuts``: whether batches must be cut.
 
         Raises:
             DefiniteFailure: the view does not run now.
@@ -76,12 +81,12 @@ class ChangeCapture:
                 f" {'being resynced' if view.suspended else view.status}",
                 detail=view.message,
             )
-        self.end(job)
+        self._end((job, view.id))
         folder = self._state.settings.tmp_dir
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        path = folder / f"tap-{job}.copy"
-        until = clock.monotonic() + CUTTING_S_MAX
-        self._taps[job] = _Tap(view.id, path, path.open("wb"), until)
+        path = folder / f"tap-{job}-{view.id}.copy"
+        until = clock.monotonic() + CUTTING_S_MAX * cuts
+        self._taps[job, view.id] = _Tap(view.id, path, path.open("wb"), cuts, until)
         self.check()
         return path
 
@@ -101,18 +106,17 @@ class ChangeCapture:
                     # The verification fails, not the view.
                     tap.error = TransientError(f"captured changes cannot be written: {error}")
 
-    def cut_until(self, job: str, lsn: int) -> int:
-        """Stop cutting once the stream has passed ``lsn``; return the view's id.
+    def cut_until(self, job: str, view_id: int, lsn: int) -> None:
+        """Stop cutting once the stream has passed ``lsn``.
 
         Raises:
             TransientError: there is no such tap (any more).
         """
-        tap = self._tap(job)
+        tap = self._tap(job, view_id)
         tap.cutting_lsn = lsn
         self.check()
-        return tap.view_id
 
-    def position(self, job: str, lsn: int) -> int:
+    def position(self, job: str, view_id: int, lsn: int) -> int:
         """Return the last txid before ``lsn`` (0: none since ``begin``).
 
         REQUIRES: the view covers ``lsn``.
@@ -120,24 +124,29 @@ class ChangeCapture:
         Raises:
             TransientError: a batch spans ``lsn``, or the tap is gone: begin again.
         """
-        tap = self._tap(job)
+        tap = self._tap(job, view_id)
         if tap.error:
             raise tap.error
         beyond = next((b for b in tap.batches if b.end_lsn > lsn), None)
-        if beyond is not None and beyond.transactions > 1:
+        if tap.cuts and beyond is not None and beyond.transactions > 1:
             raise TransientError(
                 f"batch {beyond.txid} reaches over {format_lsn(lsn)}", sqlstate="40001"
             )
         tap.file.flush()
         return max((b.txid for b in tap.batches if b.end_lsn <= lsn), default=0)
 
-    def instant(self, job: str, txid: int) -> int:
+    def instant(self, job: str, view_id: int, txid: int) -> int:
         """Return the view's now() at ``txid``; 0 if that is not known here."""
-        return next((b.instant for b in self._tap(job).batches if b.txid == txid), 0)
+        batches = self._tap(job, view_id).batches
+        return next((b.instant for b in batches if b.txid == txid), 0)
 
     def end(self, job: str) -> None:
-        """Remove the tap, if there is one."""
-        tap = self._taps.pop(job, None)
+        """Remove the taps of a job, if there are any."""
+        for key in [key for key in self._taps if key[0] == job]:
+            self._end(key)
+
+    def _end(self, key: tuple[str, int]) -> None:
+        tap = self._taps.pop(key, None)
         if tap is not None:
             tap.file.close()
             tap.path.unlink(missing_ok=True)
@@ -145,8 +154,8 @@ class ChangeCapture:
 
     def keep(self, jobs: set[str]) -> None:
         """Remove the taps of all other jobs."""
-        for job in [job for job in self._taps if job not in jobs]:
-            self.end(job)
+        for key in [key for key in self._taps if key[0] not in jobs]:
+            self._end(key)
 
     @property
     def any(self) -> bool:
@@ -170,8 +179,8 @@ class ChangeCapture:
                 stream.batcher.single(on=cutting)
             self._told = (stream, cutting)
 
-    def _tap(self, job: str) -> _Tap:
-        tap = self._taps.get(job)
+    def _tap(self, job: str, view_id: int) -> _Tap:
+        tap = self._taps.get((job, view_id))
         if tap is None:
             raise TransientError("the worker was restarted meanwhile", sqlstate="40001")
         return tap

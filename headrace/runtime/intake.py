@@ -231,7 +231,12 @@ class Intake:
         final = [e for e in judged if not isinstance(e, Interrupted)]
         known = self._reason(unit, views, final[0] if final else error, frames)
         for view, own in zip(views, judged, strict=True):
-            self._leaving.fail(view, own if isinstance(own, Interrupted) else known)
+            if isinstance(own, Interrupted):
+                self._leaving.fail(view, own)
+            elif isinstance(unit, Shared):
+                self._leaving.fail(view, self._leaving.of_subplan(view, unit, known))
+            else:
+                self._leaving.fail(view, known)
 
     def _reason(
         self, unit: Unit, views: Sequence[View], error: HeadraceError, frames: Frames

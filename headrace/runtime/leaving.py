@@ -12,6 +12,7 @@ from headrace import clock, errors, events
 from headrace.runtime import positions, views
 from headrace.runtime.durability import Durability
 from headrace.runtime.engine_state import EngineState
+from headrace.runtime.shared import Shared
 from headrace.runtime.sharing import Sharing
 from headrace.runtime.views import View
 from headrace.runtime.waits import PositionWaits
@@ -25,6 +26,10 @@ _log = structlog.get_logger(__name__)
 
 _DAMAGE: Final = (errors.StateDamaged, errors.ContinuityLost, errors.SinkTableError)
 """Errors after which a view is refilled automatically (server/resumer.py)."""
+_REFILLED: Final = (*_DAMAGE, errors.RowsInDoubt, errors.BelowStopped)
+"""Errors after which a view is refilled automatically, unless it is paused."""
+_WRONG_ROWS: Final = (errors.SinkTableError, errors.RowsInDoubt)
+"""Errors after which the rows of a view may be wrong, and so those of views filled from it."""
 _REASONS: Final = {
     CursorState.BLOCKED: "its batch cannot be written or computed now",
     CursorState.LOST: "a worker that has its states is out of reach",
@@ -104,6 +109,22 @@ class Leaving:
         )
         return view.doom
 
+    def of_subplan(
+        self, view: View, shared: Shared, error: errors.HeadraceError
+    ) -> errors.HeadraceError:
+        """Return the error with which a view stops because of a subplan that it needs."""
+        if isinstance(error, errors.RowError) and self._sharing.is_below(view, shared):
+            why = "a view that it reads cannot be computed because of a row"
+            return errors.BelowStopped(why, hint=errors.RESYNC)
+        return error
+
+    def doubt(self, view: View) -> None:
+        """Stop the views that were filled from a view, because its rows may have been wrong."""
+        for reader in self._state.index.links.filled_from(view.target.oid):
+            if reader.owned and reader.id != view.id:
+                why = f"view {view.target.shown}, from which it was filled, was rebuilt or damaged"
+                self.fail(reader, errors.RowsInDoubt(why, hint=errors.RESYNC))
+
     def fail(self, view: View, error: errors.HeadraceError) -> None:
         """Stop a view, for good or until it can go on (for example when its table is unlocked)."""
         state = self._state
@@ -113,8 +134,11 @@ class Leaving:
         ):
             self.forget(view.id)
             return
+        if isinstance(error, _WRONG_ROWS) and not isinstance(error, errors.ResultTableChanged):
+            # Before its own status: after a crash in between, it fails again.
+            self.doubt(view)
         error = self._watch.cause(view, error)
-        if view.cursor == CursorState.PAUSED and isinstance(error, _DAMAGE):
+        if view.cursor == CursorState.PAUSED and isinstance(error, _REFILLED):
             # The automatic refill would also let the paused view run.
             error = errors.DefiniteFailure(error.message, detail=error.detail, hint=error.advice)
         cursor = self._cursor_after(view, error)

@@ -114,9 +114,8 @@ class Loading:
         self._durability.still()
         mark, known = positions.view(state.db, view.id), state.views.get(view.id)
         with state.suspects.during(view.id, LOADING):
-            for fed in [] if mark else state.index.links.fed_from(view.target.oid):
-                if fed.owned and fed.id != view.id:
-                    self._leaving.fail(fed, _refilled())
+            if mark is None:
+                self._stop_readers(view)
             try:
                 if view.placed:
                     mark = self._hosts.mark(view)
@@ -186,6 +185,23 @@ class Loading:
                 self._state.gauges.replaced(other.id, view.id)
                 self._leaving.forget(other.id)
 
+    def _stop_readers(self, view: View) -> None:
+        """Stop the views whose rows are in doubt because a view is new here."""
+        links = self._state.index.links
+        for fed in links.fed_from(view.target.oid):
+            if fed.owned and fed.id != view.id:
+                self._leaving.fail(fed, _refilled())
+        if self._is_doubted(view):
+            self._leaving.doubt(view)
+
+    def _is_doubted(self, view: View) -> bool:
+        """Return whether a new view replaces rows that may have been wrong."""
+        try:
+            found = views.manifest(self._state.settings, view.id)
+        except (StateDamaged, OSError):
+            return True
+        return found is not None and found.doubted
+
     def _stop_fed(self, listed: dict[int, View], marks: Mapping[int, StateMark]) -> None:
         """Stop the views fed from a view that is new here, and remove them from ``listed``."""
         views = self._state.views
@@ -198,16 +214,25 @@ class Loading:
     def _fed_before(self, new: Sequence[View], among: Sequence[View]) -> list[View]:
         """Return the running views fed from one that was refilled: their rows are from before.
 
-        The refill may have been needed because that view's table was damaged.
+        The refill may have been needed because that view's table was damaged.  Where that is
+        likely, views that were only filled from it are refilled as well, and those filled from
+        them.
         """
         ids, tables = {view.id for view in new}, {view.target.oid for view in new}
-        return [
-            view
-            for view in among
-            if view.owned
-            and view.id not in ids
-            and not tables.isdisjoint(feed.table_oid for feed in view.plan.feeds)
-        ]
+        doubted = {view.target.oid for view in new if self._is_doubted(view)}
+        left = [view for view in among if view.owned and view.id not in ids]
+        found: dict[int, View] = {}
+        more = True
+        while more:
+            more = False
+            for view in left:
+                fed = not tables.isdisjoint(feed.table_oid for feed in view.plan.feeds)
+                filled = not doubted.isdisjoint(view.plan.filled_from.values())
+                if (fed or filled) and view.id not in found:
+                    found[view.id] = view
+                    doubted.add(view.target.oid)
+                    more = True
+        return list(found.values())
 
     def _own(self, view: View, *, new: bool) -> None:
         if self._state.owner.take_over([view]):
@@ -330,8 +355,9 @@ class Loading:
             self._sharing.remove_feeds(view.id)
         view.start_lsn = found.lsn
         meta: positions.Meta = {}
-        if found.fed_by and not catalog.exists(state.owner.conn, found.fed_by):
-            raise FeedLost("the view that it is fed from was rebuilt", hint=RESYNC)
+        # A view below that was damaged by now has not stopped this one, which was not known here.
+        if not all(states.is_sound(state.owner.conn, fed_by) for fed_by in found.fed_by):
+            raise FeedLost("the view that it is fed from has stopped, or was rebuilt", hint=RESYNC)
         self._sharing.feed(view, found.feeds, txid)
         made = self._sharing.divide(view, found.runs, mark, meta)
         own = view.own

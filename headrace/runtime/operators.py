@@ -85,8 +85,8 @@ def _alike(whole: PhysicalPlan, node: str, part: PhysicalPlan) -> Iterator[tuple
             continue
         seen.add(theirs)
         yield theirs, ours
-        if isinstance(whole.node(ours), p.FeedSpec):
-            continue  # nodes below belong to another view's plan (option from)
+        if isinstance(whole.node(ours), p.FeedSpec) or ours in whole.filled_from:
+            continue  # nodes below belong to another view's plan (options from, first_rows)
         # Equal nodes have the same inputs in the same order (``subplans.meaning``).
         below = zip(p.inputs(part.node(theirs)), p.inputs(whole.node(ours)), strict=True)
         waiting.extend(below)

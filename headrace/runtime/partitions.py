@@ -36,6 +36,7 @@ from headrace.runtime.departures import Departures
 from headrace.runtime.durability import Durability
 from headrace.runtime.engine_state import EngineState
 from headrace.runtime.sharing import Sharing
+from headrace.runtime.subplan_members import MemberChange
 from headrace.runtime.views import View
 from headrace.runtime.watch import Difference, Following
 from headrace.runtime.worker_handles import WorkerHandles
@@ -239,7 +240,8 @@ class Partitions:
             if leaves and not publication.add_empty(conn, settings, leaves, _LOCK_MS):
                 raise _NotFollowedError("a new partition has rows")
             lsn = departures.position(conn)
-            for step in steps:
+            # A view that is fed has no say in the plan of the subplan, unless it is alone.
+            for step in sorted(steps, key=lambda step: bool(step.view.plan.feeds)):
                 try:
                     self._plan(step, tables, lsn, made)
                 except _NotFollowedError as reason:
@@ -267,7 +269,8 @@ class Partitions:
         after = self._next(step, tables, lsn)
         if not (view.parts.keys() | view.feeds.keys()) <= {node.id for node in after.plan.nodes}:
             raise _NotFollowedError("a part of it would be without tables")
-        below = subplan_members.below(state, view, after.plan, after.models, made.subplans)
+        change = MemberChange(after.models, step.change.went)
+        below = subplan_members.below(state, view, after.plan, change, made.subplans)
         if below is None:
             raise _NotFollowedError("a subplan that it shares cannot follow")
         made.views[view.id] = after

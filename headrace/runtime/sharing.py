@@ -154,15 +154,34 @@ class Sharing:
         _check_fed(view)
         subplan_members.check(self._state, view)
 
+    def check_partable(self, view: View) -> None:
+        """Check cheaply whether ``part`` may succeed, before its costly requirements are met.
+
+        Raises:
+            TransientError: the view is not at the engine's position, or about to join a subplan; or
+                the last attempt was a moment ago.
+        """
+        now, position = clock.monotonic(), self._state.position.txid
+        level = view.processed >= position and self._together(view.id, view.feeds)
+        if now < self._retry_at or not level or self._links.outputs(self._output_of(view)):
+            raise TransientError("the view has not caught up", sqlstate="55006")
+        self._retry_at = now + _RETRY_S
+
+    def _output_of(self, view: View) -> str:
+        """Return the signature of all that a view computes, or a name for that."""
+        known = self._signatures.of(view)
+        return known.get(view.plan.sink.input, f"output of view {view.id}")
+
     def part(self, view: View) -> Shared:
         """Return the shared subplan of all that a view computes; the view itself reads it then.
 
         If there is none, the view's states become those of a new one.
 
-        REQUIRES: nothing is in flight, and everything is durable.
+        REQUIRES: nothing is in flight, and everything is durable; or there is one.
 
         Raises:
-            TransientError: the view is not at the engine's position, or about to join a subplan.
+            TransientError: the view is not at the engine's position, or about to join a subplan, or
+                about to stop for an altered object.
             UnsupportedError: the view is on another worker.
         """
         if view.placed or view.parts:
@@ -172,8 +191,10 @@ class Sharing:
             )
         top = view.plan.sink.input
         if top in view.feeds:
+            if self._watch.check([view]):
+                raise TransientError("an object that the view depends on was altered")
             return self._state.subplans[view.feeds[top]]
-        signature = self._signatures.of(view).get(top, f"output of view {view.id}")
+        signature = self._output_of(view)
         known = self._links.outputs(signature)
         if known or not self._durably_together(view, view.feeds):
             raise TransientError("the view has not caught up", sqlstate="55006")
@@ -206,6 +227,7 @@ class Sharing:
 
         Raises:
             FeedLost: a feeding subplan is gone, or was set back.
+            StateDamaged: it reads other tables than the view's plan.
         """
         for feeder in feeds.values():
             shared = self._state.subplans.get(feeder)
@@ -213,6 +235,7 @@ class Sharing:
                 raise FeedLost("the source of the view was lost meanwhile", hint=RESYNC)
         view.feed_on(feeds)
         _check_fed(view)
+        subplan_members.check(self._state, view)
 
     def cut(self, view_id: int) -> dict[str, str]:
         """Return the parts of a view in the state database: worker by node."""
@@ -272,6 +295,16 @@ class Sharing:
                 raise StateDamaged("the output of a part of the view is lost", hint=RESYNC)
             part.story.add("back", worker=part.placed, txid=mark.txid)
 
+    def is_below(self, view: View, shared: Shared) -> bool:
+        """Return whether a subplan computes a part of the views that a view is stacked on."""
+        tops = view.plan.filled_from
+        signed = self._signatures.of(view)
+        return any(
+            view.feeds.get(node) == shared.id or signed.get(node) == shared.signature
+            for top in tops
+            for node in subplans.needed(view.plan, top)
+        )
+
     def _cut(self, view: View, runs: Sequence[Path], mark: StateMark, meta: Meta) -> list[Shared]:
         """Deploy the parts of a new view on other workers."""
         for worker in set(view.parts.values()):
@@ -326,11 +359,16 @@ class Sharing:
                 view.start_lsn,
                 self._signatures.of(view)[node],
             )
+            # There are no states of what the view is fed with.
+            below = subplans.largest(shared.plan, view.feeds)
+            shared.feed_on({name: view.feeds[name] for name in below})
             db.ingest(shared.id, runs, partial(subplans.keeps, shared.own))
             made.append(shared)
             feeds[node] = shared.id
             records.put(meta, shared)
+            records.put_feeds(meta, shared.id, shared.feeds)
             positions.put_view(meta, shared.id, mark)
+        feeds = {name: feeds[name] for name in subplans.largest(view.plan, feeds)}
         if feeds:
             records.put_feeds(meta, view.id, feeds)
         view.feed_on(feeds)
@@ -369,8 +407,9 @@ class Sharing:
             for s in mine.values()
             if s in outputs or _is_kept(self._state, self._signatures, s, view)
         }
-        found = subplans.largest(view.plan, {n for n, s in mine.items() if s in kept})
-        return [n for n in found if mine[n] not in outputs][:PER_VIEW_MAX]
+        common = {n for n, s in mine.items() if s in kept} - view.feeds.keys()
+        found = subplans.largest(view.plan, common | view.feeds.keys())
+        return [n for n in found if n in common and mine[n] not in outputs][:PER_VIEW_MAX]
 
     # --- who reads what
 
@@ -579,6 +618,10 @@ def _may(state: EngineState, view: View) -> bool:
 
 
 def _check_fed(unit: Unit) -> None:
-    """Raise StateDamaged unless every feed of a unit's plan is known."""
-    if any(feed.id not in unit.feeds for feed in unit.own.feeds):
+    """Raise StateDamaged unless every feed of a unit's plan is known.
+
+    A unit that was filled from other views has never had the states below their rows.
+    """
+    unknown = any(feed.id not in unit.feeds for feed in unit.own.feeds)
+    if unknown or (unit.plan.filled_from and not unit.feeds):
         raise StateDamaged("the source that feeds it is not known", hint=RESYNC)

@@ -9,7 +9,8 @@ subplan's readers. A reader that fits neither plan must be rebuilt.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
 
 import structlog
 
@@ -31,13 +32,29 @@ Plans = Mapping[int, PhysicalPlan]
 """New plans, by unit."""
 
 
+@dataclass(frozen=True, slots=True)
+class MemberChange:
+    """The members that a view's plan gains and loses."""
+
+    models: Mapping[int, Model]
+    """The new members."""
+    went: Collection[int]
+    """The tables that are read no more."""
+
+    def after(self, before: PhysicalPlan) -> frozenset[int]:
+        """Return the tables that a plan reads after the change, if it read those of ``before``."""
+        had = {source.table_oid for source in before.sources}
+        came = {oid for oid, model in self.models.items() if model.like in had}
+        return frozenset((had | came).difference(self.went))
+
+
 def below(
-    state: EngineState, unit: Unit, whole: PhysicalPlan, models: Mapping[int, Model], known: Plans
+    state: EngineState, unit: Unit, whole: PhysicalPlan, change: MemberChange, known: Plans
 ) -> dict[int, PhysicalPlan] | None:
     """Return the plans of the subplans that ``unit`` reads, when its own is ``whole``.
 
-    ``models``: the members that are new in it; ``known``: new plans of subplans. None: a subplan
-    cannot compute the node of the plan.
+    ``change``: that of its members; ``known``: new plans of subplans. None: a subplan cannot
+    compute the node of the plan.
     """
     found: dict[int, PhysicalPlan] = {}
     read = arms.tables(whole)
@@ -45,13 +62,14 @@ def below(
     for node, feeder in unit.feeds.items():
         if node not in read:
             return None
-        if isinstance(whole.node(node), FeedSpec):
-            continue
         shared = state.subplans[feeder]
-        made = known.get(feeder) or arms.follow(shared.plan, read[node], models)
-        if made is None or not _computes(shared, made, meanings[node]):
+        # The plan does not have the tables of another view, which may have stopped, and not follow.
+        fed = isinstance(whole.node(node), FeedSpec)
+        wanted = change.after(shared.plan) if fed else read[node]
+        made = known.get(feeder) or arms.follow(shared.plan, wanted, change.models)
+        if made is None or not (fed or _computes(shared, made, meanings[node])):
             return None
-        more = below(state, shared, made, models, known)
+        more = below(state, shared, made, change, known)
         if more is None:
             return None
         found |= {feeder: made} | more

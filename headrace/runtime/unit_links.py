@@ -17,6 +17,7 @@ from headrace.sql import covered
 _Key = tuple[str, Any]
 _READS: Final = "reads"
 _FED_FROM: Final = "fed from"
+_FILLED_FROM: Final = "filled from"
 _FED_BY: Final = "fed by"
 _WRITES: Final = "writes"
 _OUTPUT: Final = "output"
@@ -75,6 +76,10 @@ class UnitLinks:
         """Return the views with option ``from`` that read the view of this result table."""
         return self._find(_FED_FROM, table_oid)
 
+    def filled_from(self, table_oid: int) -> list[View]:
+        """Return the views whose first rows were read from this result table, but for these."""
+        return self._find(_FILLED_FROM, table_oid)
+
     def readers(self, subplan_id: int) -> list[Unit]:
         """Return the units that read a subplan directly, views first."""
         found: list[Unit] = self._find(_FED_BY, subplan_id)
@@ -128,6 +133,7 @@ def _keys(unit: Unit) -> list[_Key]:
     out += [(_FED_FROM, feed.table_oid) for feed in unit.plan.feeds]
     out += [(_FED_BY, feeder) for feeder in unit.feeds.values()]
     if isinstance(unit, View):
+        out += [(_FILLED_FROM, table_oid) for table_oid in unit.plan.filled_from.values()]
         out += [(_WRITES, unit.target.oid), (_ASKED_AS, covered.asked_as(unit.id))]
     elif isinstance(unit, Shared):
         out.append((_OUTPUT, unit.signature))

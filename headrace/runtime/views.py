@@ -492,9 +492,11 @@ class Manifest:
     """The txid of its hold: all batches up to it are before ``lsn``."""
     runs: list[Path]
     feeds: dict[str, int]
-    """Nodes whose rows come from shared subplans, from a connection point: id of each."""
-    fed_by: int
-    """The view whose table the first rows are from; 0: it is not fed."""
+    """Nodes whose rows come from shared subplans of other views: id of each."""
+    fed_by: tuple[int, ...]
+    """The views whose tables the first rows are from."""
+    doubted: bool
+    """Whether the earlier rows of the view may have been wrong, and so the views filled from it."""
     mark: StateMark | None
     """The mark of exported states; None: the states are of a population."""
     lineage: str
@@ -546,7 +548,8 @@ def manifest(config: Settings, view_id: int) -> Manifest | None:
             int(data["txid"]),
             [folder / file for file in data["runs"]],
             {str(node): int(feeder) for node, feeder in data.get("feeds", {}).items()},
-            int(data.get("fed_by", 0)),
+            tuple(map(int, data.get("fed_by", ()))),
+            bool(data.get("doubted", False)),
             StateMark(*map(int, data["mark"])) if "mark" in data else None,
             str(data.get("lineage", "")),
             int(data.get("kept", 0)),

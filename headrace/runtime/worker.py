@@ -200,23 +200,26 @@ class Worker:
 
     async def _tap(self, params: dict[str, Any], progress: Progress) -> dict[str, Any]:
         view_id, job = int(_need(params, "view_id")), _job(_need(params, "job"))
-        lifecycle = self._engine.lifecycle
-        path = await self._on_engine(lambda: lifecycle.tap(view_id, job), progress=progress)
+        lifecycle, cuts = self._engine.lifecycle, bool(params.get("cuts", True))
+        path = await self._on_engine(
+            lambda: lifecycle.tap(view_id, job, cuts=cuts), progress=progress
+        )
         return {"path": str(path)}
 
     async def _tapped(self, params: dict[str, Any], _: Progress) -> dict[str, Any] | None:
         """Return the last txid before ``lsn``; None: the view is not there yet, ask again."""
         job, lsn = _job(_need(params, "job")), int(_need(params, "lsn"))
+        view_id = int(_need(params, "view_id"))
         waits, taps = self._engine.waits, self._engine.taps
-        view_id = await self._on_engine(lambda: taps.cut_until(job, lsn))
+        await self._on_engine(lambda: taps.cut_until(job, view_id, lsn))
         future = await self._on_engine(lambda: waits.wait(view_id, lsn), quiet=False)
         try:
             async with asyncio.timeout(_PATIENCE_S):
                 await asyncio.wrap_future(future)
         except TimeoutError:
             return None
-        txid = await self._on_engine(lambda: taps.position(job, lsn))
-        instant = await self._on_engine(lambda: taps.instant(job, txid))
+        txid = await self._on_engine(lambda: taps.position(job, view_id, lsn))
+        instant = await self._on_engine(lambda: taps.instant(job, view_id, txid))
         return {"txid": txid, "instant": instant}
 
     async def _untap(self, params: dict[str, Any], _: Progress) -> None:

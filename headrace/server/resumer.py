@@ -4,7 +4,8 @@
 
 * ``on_change``: the structure of the tables has changed.  ``follow`` refills the view if its query
   stays as it is, only over other values (a wider column, a new partition), ``resync`` in any case.
-* ``on_damage``: data that Headrace made was lost or damaged: state, stream, result table.
+* ``on_damage``: data that Headrace made was lost or damaged: state, stream, result table (also that
+  of a view below, from which the view was filled).
 * none: a view that has exceeded a limit catches up alone in this way, with any options.
 
 With ``stop`` the view keeps its last consistent contents until a user resyncs it.  A failed attempt
@@ -55,6 +56,10 @@ RULES: Final[dict[str, MendingRule]] = {
     errors.StateDamaged.sqlstate: _DAMAGE,
     errors.ContinuityLost.sqlstate: _DAMAGE,
     errors.SinkTableError.sqlstate: _DAMAGE,
+    # Not the view's own damage, so it may come any number of times.
+    errors.RowsInDoubt.sqlstate: MendingRule("on_damage", ("resync",)),
+    # The view is planned over the tables then, so it may go on without the view below.
+    errors.BelowStopped.sqlstate: MendingRule(),
     # The view catches up alone, apart from the others.
     errors.LimitExceeded.sqlstate: MendingRule(tries_max=3),
 }

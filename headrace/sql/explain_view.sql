@@ -12,6 +12,7 @@ AS $$
 DECLARE
     parts   pg_catalog.text[];
     stages  pg_catalog.jsonb;
+    rows    pg_catalog.text;  -- where the first rows of a view over other views come from
     told    pg_catalog.text;
 BEGIN
     BEGIN
@@ -49,7 +50,10 @@ BEGIN
         RAISE EXCEPTION USING ERRCODE = '22023',
             MESSAGE = pg_catalog.format('there is no format "%s"', format), HINT = 'Formats: text, json, dot, mermaid.';
     END IF;
-    stages := stages OPERATOR(pg_catalog.-) 'tidy';
+    IF stage OPERATOR(pg_catalog.=) 'physical' THEN
+        rows := stages OPERATOR(pg_catalog.->>) 'first_rows';
+    END IF;
+    stages := stages OPERATOR(pg_catalog.-) ARRAY['tidy', 'first_rows']::pg_catalog.text[];
     IF NOT coalesce(pg_catalog.jsonb_typeof(stages OPERATOR(pg_catalog.->) stage) OPERATOR(pg_catalog.=) 'string', false) THEN
         RAISE EXCEPTION USING ERRCODE = '22023',
             MESSAGE = pg_catalog.format('view "%s" has no plan of stage "%s"', name_or_query, stage),
@@ -58,8 +62,8 @@ BEGIN
                                       WHERE pg_catalog.jsonb_typeof(v) OPERATOR(pg_catalog.=) 'string'));
     END IF;
     IF format OPERATOR(pg_catalog.=) 'text' THEN
-        RETURN QUERY SELECT t FROM pg_catalog.regexp_split_to_table(
-            pg_catalog.rtrim(stages OPERATOR(pg_catalog.->>) stage, E'\n'), E'\n') t;
+        RETURN QUERY SELECT t FROM pg_catalog.regexp_split_to_table(pg_catalog.concat_ws(E'\n',
+            pg_catalog.rtrim(stages OPERATOR(pg_catalog.->>) stage, E'\n'), rows), E'\n') t;
         RETURN;
     END IF;
     SELECT pg_catalog.jsonb_pretty(g) INTO told

@@ -20,6 +20,10 @@ SELECT v.schema_name, v.view_name, r.rolname AS owner, v.canonical, v.named, v.s
        v.status
   FROM headrace.views v LEFT JOIN pg_roles r ON r.oid = v.owner
  WHERE v.result_oid = %s::bigint::oid"""
+_LOWER: Final = """
+SELECT v.result_oid::bigint, v.id, v.schema_name, v.view_name, v.status, v.plan, v.settings,
+       v.options, v.placed_parts AS parts
+  FROM headrace.views v WHERE v.result_oid = ANY (%s::oid[]) ORDER BY v.id"""
 _SIGNS: Final = """
 SELECT v.id, ROW(c.xmin, pg_catalog.to_regclass(
            pg_catalog.format('%%I.%%I', v.schema_name, v.view_name))::oid,
@@ -83,6 +87,32 @@ class ReadView:
     def name(self) -> str:
         """Qualified and quoted name."""
         return sql.Identifier(self.schema_name, self.view_name).as_string()
+
+
+@dataclass(frozen=True, slots=True)
+class LowerView:
+    """View whose rows another view may begin with."""
+
+    result_oid: int
+    id: int
+    schema_name: str
+    view_name: str
+    status: Status
+    plan: Any
+    settings: dict[str, str]
+    options: dict[str, Any]
+    parts: dict[str, str]
+
+    @property
+    def shown(self) -> str:
+        """Qualified and quoted name."""
+        return sql.Identifier(self.schema_name, self.view_name).as_string()
+
+
+def lower(conn: Connection, oids: Collection[int]) -> list[LowerView]:
+    """Return the views with these result tables, in order of id."""
+    with conn.cursor(row_factory=class_row(LowerView)) as cursor:
+        return cursor.execute(_LOWER, (list(oids),)).fetchall()
 
 
 def read(conn: Connection, oid: int) -> ReadView | None:

@@ -47,7 +47,10 @@ SELECT v.id, pg_catalog.format('%%I.%%I', v.schema_name, v.view_name) AS name,
          (SELECT p.xmin FROM pg_catalog.pg_publication p WHERE p.pubname = %(publication)s),
          ARRAY(SELECT ROW(c.xmin, {IDENTIFIED}) FROM headrace.view_tables t
                  JOIN pg_catalog.pg_class c ON c.oid = t.table_oid
-                WHERE t.view_id = v.id ORDER BY t.table_oid))::text AS mark
+                WHERE t.view_id = v.id ORDER BY t.table_oid),
+         ARRAY(SELECT l.status FROM headrace.view_uses u
+                 JOIN headrace.views l ON l.result_oid = u.result_oid
+                WHERE u.view_id = v.id ORDER BY u.result_oid))::text AS mark
   FROM headrace.views v JOIN pg_catalog.pg_roles r ON r.oid = v.owner
  WHERE v.status = 'error' AND v.sqlstate = ANY (%(kinds)s)
  ORDER BY v.id"""  # noqa: S608  our own constant
@@ -278,6 +281,23 @@ async def stopped(
     async with conn.cursor(row_factory=class_row(StoppedView)) as cursor:
         values = {"kinds": list(kinds), "publication": publication}
         return await (await cursor.execute(_STOPPED, values)).fetchall()
+
+
+def sqlstate(conn: Connection, view_id: int) -> str | None:
+    """Return the SQLSTATE with which a view has stopped; None: it has not, or does not exist."""
+    row = conn.execute(
+        "SELECT sqlstate FROM headrace.views WHERE id = %s AND status = %s",
+        (view_id, Status.ERROR),
+    ).fetchone()
+    return None if row is None else row[0]
+
+
+def is_sound(conn: Connection, view_id: int) -> bool:
+    """Return whether a view exists and has not stopped for good."""
+    row = conn.execute(
+        "SELECT FROM headrace.views WHERE id = %s AND status <> %s", (view_id, Status.ERROR)
+    )
+    return row.fetchone() is not None
 
 
 async def record_attempt(conn: AsyncConnection, view: StoppedView, tried: str) -> None:

@@ -90,6 +90,11 @@ class ViewSpec:
     """Option ``from``: connection point of a view that the query reads.  The rows of that view,
     the first ones and all later ones, come from there (A-25, A-45; population/feeding.py)."""
 
+    first_rows: Literal["auto", "views", "tables"] = "auto"
+    """Origin of the first rows of a view over other views: ``views`` (the tables of these views,
+    where that is exact), ``tables`` (their queries are computed again from the tables below), or
+    ``auto`` (the views, if clearly fewer rows are read then; ``population/stacking.py``)."""
+
     trust_stable: tuple[str, ...] = ()
     """Functions not declared IMMUTABLE whose results depend on their arguments alone, as the
     author of the view asserts."""

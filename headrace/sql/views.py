@@ -72,6 +72,9 @@ GRAPHS: Final = "graphs"
 ORIGINS: Final = "origins"
 """Key in ``explain``: the origins of each column, in order, for ``sql/lineage.sql``."""
 
+FIRST_ROWS: Final = "first_rows"
+"""Key in ``explain``: where the first rows of a view over other views come from, and why."""
+
 TIDY: Final = "tidy"
 """Key in ``explain``: the formatted query, if it is known to be equivalent (``list_views``)."""
 
@@ -374,6 +377,11 @@ def set_placement(
 def put_plan(conn: Connection, view_id: int, plan: object) -> None:
     """Store another plan of a view."""
     conn.execute("UPDATE headrace.views SET plan = %s WHERE id = %s", (Jsonb(plan), view_id))
+
+
+def put_explain(conn: Connection, view_id: int, explain: dict[str, Any]) -> None:
+    """Store other explanations of a view's plan."""
+    conn.execute("UPDATE headrace.views SET explain = %s WHERE id = %s", (Jsonb(explain), view_id))
 
 
 def latency_ms(conn: Connection, view_id: int) -> int:

@@ -149,6 +149,11 @@ class Creation(Population):
             # The worker begins the history once it owns the view, before it writes.
             history.ask(conn, self._view_id, self._options.history)
 
+    def replan(self, conn: Connection) -> None:
+        """Store the changed plan."""
+        self._view = dataclasses.replace(self._view, planned=self._planned)
+        catalog.put_plan(conn, self._view_id, self._planned)
+
     def _unregister(self) -> None:
         with self._connect() as conn:
             views.delete(conn, self._view_id)

@@ -60,7 +60,7 @@ class ExpectedRows(Loader):
     def ready(self) -> Iterator[None]:
         """Wait for Spark before anything is held; at the end of the block remove the files."""
         try:
-            self._begin_spark(self._choose(self._sizes(self._planned.physical.sources)))
+            self._begin_spark(self._choose(self._sizes()))
             self._want_spark()
             yield
         finally:
@@ -138,7 +138,8 @@ def of_large(
     """
     again = None
     physical = plan.from_json(stored.plan)
-    if physical.feeds:  # a plan without the feeding view's query
+    if physical.feeds or physical.filled_from:
+        # The plan lacks the query of a view that feeds it, or has it unmerged.
         again = _planned(context, conn, view, stored, caller)
         physical = again.planned.physical
     if not _is_large(context, conn, physical, stored):
@@ -171,4 +172,5 @@ def _planned(
 
 
 def _of_here(stored: StoredView) -> StoredView:
-    return replace(stored, options=replace(stored.options, point=None, placement=MAIN, key=None))
+    options = replace(stored.options, point=None, placement=MAIN, key=None, first_rows="tables")
+    return replace(stored, options=options)

@@ -16,14 +16,15 @@ from headrace.planner.analyse.present import present
 from headrace.planner.graph import Graph, NodeNumbers, SharedEdge
 from headrace.planner.limits import PlanLimits
 from headrace.planner.physical.explain import LINEAGE
-from headrace.population import names
+from headrace.population import names, stacking
 from headrace.population.context import JobContext
 from headrace.population.job import Job
 from headrace.postgres.connect import Connection
 from headrace.sql import nodes, points, views
 from headrace.sql.points import Point
 from headrace.sql.verbs import ExplainView
-from headrace.sql.views import GRAPHS, TIDY, StoredView, ViewRow
+from headrace.sql.view_spec import ViewSpec
+from headrace.sql.views import FIRST_ROWS, GRAPHS, TIDY, StoredView, ViewRow
 from headrace.views import texts
 
 Buffered = Mapping[str, tuple[int, Sequence[str]]]
@@ -42,12 +43,19 @@ class Stages:
     @classmethod
     def of(cls, planned: Planned) -> Stages:
         """Return the stages of a planned query."""
-        return cls(dict(planned.explain), {g.stage: g for g in planned.graphs})
+        texts, graphs = dict(planned.explain), {g.stage: g for g in planned.graphs}
+        said = planned.first_rows
+        if said and _PHYSICAL in graphs:
+            graphs[_PHYSICAL] = structs.replace(graphs[_PHYSICAL], notes=(said,))
+        elif said:
+            texts[_PHYSICAL] = f"{texts[_PHYSICAL]}\n{said}"
+        return cls(texts, graphs)
 
     @classmethod
     def stored(cls, explain: Mapping[str, Any]) -> Stages:
         """Return the stages that the catalog has for a view."""
-        told = {s: text for s, text in explain.items() if isinstance(text, str) and s != TIDY}
+        none = (TIDY, FIRST_ROWS)
+        told = {s: text for s, text in explain.items() if isinstance(text, str) and s not in none}
         graphs = (graph.of_plain(data) for data in explain.get(GRAPHS, ()))
         return cls(told, {g.stage: g for g in graphs})
 
@@ -121,6 +129,7 @@ def _of_query(
     if request.stage == readings.AST:
         return Stages({}, {readings.AST: _ast(context, conn, asked)})
     planned = context.planners.call(conn, asked.caller, asked.query, plan, asked)
+    planned = stacking.choose(context, conn, asked, ViewSpec(), planned)
     return Stages.of(query.noted(planned))
 
 
@@ -177,7 +186,8 @@ def _of_view(
         asked = context.planners.call(conn, owner, stored.canonical or "", _written, stored, owner)
         stages.graphs[readings.AST] = _ast(context, conn, asked)
         return stages
-    notes = [*_placed(stored), *_points(conn, view, request.caller)]
+    said = stored.explain.get(FIRST_ROWS)
+    notes = [*([said] if said else []), *_placed(stored), *_points(conn, view, request.caller)]
     physical = stages.graphs.get(_PHYSICAL)
     if physical is None:
         # The view was stored by an earlier version, or its plan contains another role's query.

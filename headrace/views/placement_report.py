@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from headrace.collections import plan as p
@@ -27,6 +27,7 @@ from headrace.sql.links import LinkFacts
 from headrace.sql.nodes import MAIN, STRATEGIES
 from headrace.sql.verbs import ExplainPlacement
 from headrace.views import links
+from headrace.views.resync import owner_of, plan_again
 
 Row = list[Any]
 
@@ -108,12 +109,17 @@ def _known(context: JobContext, job: Job, conn: Connection, request: ExplainPlac
     stored = views.stored(conn, view.id)
     if stored is None:
         raise UserError(f'view "{view.name}" was dropped', sqlstate="42P01")
-    option = stored.options.placement
+    option, physical = stored.options.placement, p.from_json(stored.plan)
+    if physical.filled_from:
+        # Placed elsewhere, the view would be computed by another plan.
+        stored = replace(stored, options=replace(stored.options, first_rows="tables"))
+        planned = plan_again(context, conn, view, stored, owner_of(conn, view, caller)).planned
+        sizes = planned.shown_sizes
+        return _Known(planned.physical, sizes, option, {}, MAIN, None, view.id)
     measured = None
     with contextlib.suppress(HeadraceError):
         measured = placing.measured(context.worker.call("stats", {"view_id": view.id}, job))
     whole = nodes.whole(option) or MAIN
-    physical = p.from_json(stored.plan)
     return _Known(physical, {}, option, stored.parts, whole, measured, view.id)
 
 

@@ -98,6 +98,7 @@ def resync_view(context: JobContext, job: Job, request: ResyncView) -> dict[str,
         stored, to = elsewhere(context, conn, view, stored)
         again = replace(plan_again(context, conn, view, stored, owner), to=to)
         resync = Resync(context, job, view, stored, again, because=request.because)
+        resync.doubt(asked=request.because is None)
         resync.check_table(conn)
         if request.within_s is not None:
             resync.stand_back(watched.cost(conn, view.id), request.within_s)
@@ -271,6 +272,14 @@ class Resync(Population):
         self._cost: watched.Cost | None = None
         self._within_s: float | None = None
         """Seconds in which the view would catch up, if that is why it is filled anew."""
+
+    def doubt(self, *, asked: bool) -> None:
+        """Have views refilled that were filled from this one, if its rows may be wrong.
+
+        ``asked``: a call has asked for the resync.  Other resyncs have a reason that does not
+        concern the rows, or these views have stopped already (``Leaving.doubt``).
+        """
+        self._doubted = asked
 
     def stand_back(self, cost: watched.Cost | None, within_s: float) -> None:
         """Fill the view only if that takes less than ``within_s``, in which it would catch up.

@@ -250,7 +250,7 @@ def _judged(
 
 def _planned(context: JobContext, conn: Connection, request: Advise, view: Suggested) -> Planned:
     wanted = PlanRequest(view.query, request.caller, request.settings)
-    planned, _ = plan_with_facts(context, conn, wanted, ViewSpec())
+    planned, _ = plan_with_facts(context, conn, wanted, ViewSpec(first_rows="tables"))
     if view.grouped:
         exact = {field.name: field.oid in _EXACT for field in planned.columns}
         if not all(exact.get(parameters.spelled(key), False) for key in view.keys):

@@ -354,7 +354,9 @@ class _Proof:
         while True:
             self._job.check()
             answer = self._context.worker.call(
-                "tapped", {"job": self._job.name, "lsn": lsn}, self._job
+                "tapped",
+                {"job": self._job.name, "view_id": self._subject.view.id, "lsn": lsn},
+                self._job,
             )
             if answer is not None:
                 self._instant = int(answer["instant"])

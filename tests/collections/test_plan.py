@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 
+import msgspec
 import pytest
 from msgspec import structs
 
@@ -107,6 +108,9 @@ def test_what_came_later_has_its_default() -> None:
         stored = plan.to_json(whole)
         for part in parts(stored):
             for field in fields[part["kind"]]:
+                if field.default is msgspec.UNSET:
+                    assert field.name not in part
+                    continue
                 value = part[field.name]
                 same = tuple(value) if isinstance(value, list) else value
                 if not field.required and same == field.default:

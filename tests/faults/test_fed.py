@@ -1,4 +1,4 @@
-"""A view is fed from a connection point while the builder or the worker is killed (A-25, A-45)."""
+"""A view is filled from another one while the builder or the worker is killed (A-25, A-45)."""
 
 from __future__ import annotations
 
@@ -18,14 +18,16 @@ from tests.waiting import wait_until
 ROWS = 2_000
 POINT = "SELECT i.id, i.g, i.x FROM items i JOIN groups g ON i.g = g.g WHERE g.open"
 SUMS = "SELECT s.g, n.open, s.n, s.s FROM (SELECT g, count(*) AS n, sum(x) AS s FROM v GROUP BY g) s JOIN groups n USING (g)"
-CREATE = "CALL headrace.create_view('w', %s, options => '{\"from\": \"p\"}')"
+FED = '{"from": "p"}'
+STACKED = '{"first_rows": "views"}'
+CREATE = "CALL headrace.create_view('w', %s, options => %s)"
 
 BUILDER = (
     faults.ATTACHED, faults.POPULATION_BEGINS, faults.POPULATION_SEALED, faults.BEFORE_PUBLISH,
     faults.PUBLISHED, faults.ADOPTED,
 )  # fmt: skip
 WORKER = (faults.BEFORE_PART, faults.PARTED, faults.STATES_TAKEN)
-QUICK = (faults.PARTED, faults.PUBLISHED)
+QUICK = ((faults.PARTED, FED), (faults.PUBLISHED, STACKED))
 
 
 @pytest.fixture
@@ -73,21 +75,25 @@ def check(engine, source) -> None:
     assert differs(source, "w", f"WITH v AS ({POINT}) {SUMS}") == []
 
 
-def rarely(point: str):
-    return pytest.param(point, marks=[pytest.mark.slow] * (point not in QUICK))
+def rarely(point: str, options: str):
+    marks = [pytest.mark.slow] * ((point, options) not in QUICK)
+    return pytest.param(point, options, marks=marks)
 
 
-@pytest.mark.parametrize("point", [rarely(point) for point in BUILDER + WORKER])
-def test_a45_killed_at_a_point(engine, source, traps, point):
+BOTH = [rarely(point, options) for point in BUILDER + WORKER for options in (FED, STACKED)]
+
+
+@pytest.mark.parametrize(("point", "options"), BOTH)
+def test_a45_killed_at_a_point(engine, source, traps, point, options):
     """The view exists or it does not; nothing is left behind that makes a second call fail."""
     assert call(engine, "CALL headrace.create_view('v', %s)", POINT) is None
     assert call(engine, "CALL headrace.create_connection_point('p', 'v')") is None
     with Writers(engine.source):
         (traps / point).write_text("kill:1")
-        call(engine, CREATE, SUMS)
+        call(engine, CREATE, SUMS, options)
         assert (traps / f"{point}.sprung").exists()
         if source.execute("SELECT to_regclass('w') IS NULL").fetchone()[0]:
-            wait_until(lambda: call(engine, CREATE, SUMS) is None, "it is created", 60)
+            wait_until(lambda: call(engine, CREATE, SUMS, options) is None, "it is created", 60)
     check(engine, source)
     source.execute("UPDATE items SET x = x + 1 WHERE id % 3 = 0")
     source.execute("UPDATE groups SET open = NOT open WHERE g < 4")
@@ -97,33 +103,60 @@ def test_a45_killed_at_a_point(engine, source, traps, point):
 
 
 @pytest.mark.slow
-def test_a45_the_worker_is_killed_at_any_moment(engine, source):
+@pytest.mark.parametrize("options", [FED, STACKED])
+def test_a45_the_worker_is_killed_at_any_moment(engine, source, options):
     assert call(engine, "CALL headrace.create_view('v', %s)", POINT) is None
     assert call(engine, "CALL headrace.create_connection_point('p', 'v')") is None
     rng = random.Random(1)
     for _ in range(6):
         with Writers(engine.source):
-            thread = threading.Thread(target=call, args=(engine, CREATE, SUMS))
+            thread = threading.Thread(target=call, args=(engine, CREATE, SUMS, options))
             thread.start()
             thread.join(rng.uniform(0.05, 1.5))
             signal_worker(engine, signal.SIGKILL)
             thread.join()
             if source.execute("SELECT to_regclass('w') IS NULL").fetchone()[0]:
-                wait_until(lambda: call(engine, CREATE, SUMS) is None, "it is created", 60)
+                wait_until(lambda: call(engine, CREATE, SUMS, options) is None, "it is made", 60)
         check(engine, source)
         assert call(engine, "CALL headrace.drop_view('w')") is None
 
 
 @pytest.mark.slow
-def test_a25_lost_states_come_back(engine, source):
+@pytest.mark.parametrize("options", [FED, STACKED])
+def test_a25_lost_states_come_back(engine, source, options):
     """The view is repaired first, then the view that is fed from it."""
     assert call(engine, "CALL headrace.create_view('v', %s)", POINT) is None
     assert call(engine, "CALL headrace.create_connection_point('p', 'v')") is None
-    assert call(engine, CREATE, SUMS) is None
+    assert call(engine, CREATE, SUMS, options) is None
     engine.stop()
     for path in (engine.data_dir / "state").rglob("*"):
         if path.is_file():
             path.unlink()
     source.execute("UPDATE items SET x = x + 1")
     engine.start()
+    check(engine, source)
+
+
+def test_a_view_below_that_cannot_be_attached_to(engine, source, traps):
+    """The view is planned over the tables then, and says so."""
+    assert call(engine, "CALL headrace.create_view('v', %s)", POINT) is None
+    with Writers(engine.source):
+        (traps / faults.ATTACHED).write_text("raise:1")
+        assert call(engine, CREATE, SUMS, STACKED) is None
+        assert (traps / f"{faults.ATTACHED}.sprung").exists()
+    why = f"first rows: from the tables, because fault point {faults.ATTACHED}"
+    told = (
+        "SELECT explain ->> 'first_rows', plan ? 'filled' FROM headrace.views WHERE view_name = 'w'"
+    )
+    assert source.execute(told).fetchone() == (why, False)
+    check(engine, source)
+    # The next time it is filled it can be.
+    assert call(engine, "CALL headrace.resync_view('w')") is None
+    assert source.execute(told).fetchone() == ('first rows: from view "public"."v"', True)
+    check(engine, source)
+    (traps / f"{faults.ATTACHED}.sprung").unlink()
+    (traps / faults.ATTACHED).write_text("raise:1")
+    assert call(engine, "CALL headrace.resync_view('w')") is None
+    assert source.execute(told).fetchone() == (why, False)
+    source.execute("UPDATE items SET x = x + 1 WHERE id % 3 = 0")
     check(engine, source)

@@ -329,14 +329,19 @@ def test_any_history_of_partitions_and_rows(views, seed):
     views.come_right()
 
 
+OVER_ROWS = ('{"from": "p"}', '{"first_rows": "views"}')
+"""Options of a view over the rows of another view."""
+
+
 @together
-def test_views_that_share_follow_together(views):
+@pytest.mark.parametrize("options", OVER_ROWS)
+def test_views_that_share_follow_together(views, options):
     views.run(ROOT + OTHER + MORE + FILL)
     views.create(SHARED, "{}")
     views.commander.execute(
         "CALL headrace.create_connection_point('p', %s)", (f"{views.table}_view_most",)
     )
-    views.create({"fed": FED}, '{"from": "p"}')
+    views.create({"fed": FED}, options)
     wait_until(views.share, "all share")
     views.follow(
         "CREATE TABLE {t}_2 PARTITION OF {t} FOR VALUES FROM (20) TO (30);"
@@ -357,6 +362,37 @@ def test_views_that_share_follow_together(views):
     views.are_right()
     assert views.share()
     assert views.now() == views.ids
+
+
+@together
+@pytest.mark.parametrize("options", OVER_ROWS)
+def test_a_view_follows_whose_view_below_has_stopped(views, options):
+    """It is the only reader of the subplan that computes the view below."""
+    views.run(ROOT + OTHER + MORE + FILL)
+    views.create({"most": SHARED["most"]}, '{"on_damage": "stop"}')
+    below = f"{views.table}_view_most"
+    views.commander.execute("CALL headrace.create_connection_point('p', %s)", (below,))
+    views.create({"fed": FED}, options)
+    # A trigger would run with the rights of the engine.
+    views.run("CREATE FUNCTION {t}_f() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN END'")
+    views.run("CREATE TRIGGER x BEFORE INSERT ON {t}_view_most EXECUTE FUNCTION {t}_f()")
+    views.run("UPDATE {t} SET v = v + 1")
+    wait_until(lambda: stopped(views), "the view below has stopped")
+    views.run("CREATE TABLE {t}_2 PARTITION OF {t} FOR VALUES FROM (20) TO (30)")
+    fed = {f"{views.table}_view_fed"}
+    only = "SELECT FROM headrace.view_tables t JOIN headrace.views v ON v.id = t.view_id"
+    only += " WHERE t.table_name = %s AND v.view_name = ANY (%s)"
+    table = f"{views.table}_2"
+    wait_until(lambda: views.source.execute(only, (table, list(fed))).rowcount, "it is read")
+    views.run(
+        "INSERT INTO {t} (id, k, v) SELECT i, 20 + i % 9, 99 + i FROM generate_series(1, 9) i"
+    )
+    query = f"WITH {below} AS ({views.queries[below]}) {views.queries[min(fed)]}"
+    views.source.execute("CALL headrace.wait_for(%s, timeout => '90 s')", (min(fed),))
+    assert not differs(views.source, min(fed), query)
+    views.run("DROP TRIGGER x ON {t}_view_most")
+    views.call("resync_view", "most")
+    views.come_right()
 
 
 @together

@@ -363,7 +363,8 @@ def test_a_view_over_a_secured_view_has_its_policies(engine, server):
     with secured(engine, server, OWN) as it:
         view, x, r = it["view"], it["x"], it["r"]
         r.execute("CALL headrace.create_connection_point('point', 'v')")
-        for name, options in (("over", "{}"), ("fed", '{"from": "point"}')):
+        given = {"over": "{}", "fed": '{"from": "point"}', "stacked": '{"first_rows": "views"}'}
+        for name, options in given.items():
             text = f"SELECT tenant, max(k) AS m FROM {view} GROUP BY tenant"
             r.execute("CALL headrace.create_view(%s, %s, %s)", (name, text, options))
             r.execute(f"GRANT SELECT ON {name} TO {it['names']['x']}")

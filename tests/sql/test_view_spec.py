@@ -18,7 +18,7 @@ WRITE = 'Write for example {"key": ["country"]}.'
 LATE = 'option "latency_ms" must be a number of milliseconds up to 3600000'
 LIMIT = "must be a number from 1 to 2147483647"
 KNOWN = (
-    "Options are: block, commit_group, dialect, from, history, key, latency_ms, max_recursion_iterations,"
+    "Options are: block, commit_group, dialect, first_rows, from, history, key, latency_ms, max_recursion_iterations,"
     " max_recursion_rows, on_change, on_damage, placement, population, sharing, threshold_rows, trust_stable,"
     " view_memory_bytes_max, view_rows_max, view_time_ms_max."
 )

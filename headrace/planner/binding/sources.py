@@ -52,6 +52,7 @@ from headrace.planner.binding.relations import (
 )
 from headrace.planner.bodies import inline
 from headrace.planner.bodies.trust import Trust
+from headrace.planner.request import PlanRequest
 from headrace.postgres import acting
 from headrace.postgres.connect import Connection
 from headrace.postgres.settings import FUNCTION_PATH
@@ -126,13 +127,13 @@ class Sources:
         catalog: Catalog,
         settings: dict[str, str],
         trust: Trust,
-        over: int | None = None,
+        request: PlanRequest,
     ) -> None:
-        """Create it; ``settings`` are the caller's settings that influence evaluation.
-
-        ``over`` is the table of a Headrace view that is not inlined (``PlanRequest``).
-        """
-        self._over = over
+        """Create it; ``settings`` are the caller's settings that influence evaluation."""
+        self._over = request.over
+        self._readable = {Status.RUNNING, Status.PAUSED}
+        if request.stopped_below:
+            self._readable.add(Status.ERROR)
         self._trust = trust
         self._inside: list[int] = []
         """OIDs of the functions whose queries are being inlined."""
@@ -293,7 +294,7 @@ class Sources:
             self._replace(entry, self._view(oid, reader))
             return
         result = self._result(oid)
-        if result is not None and oid == self._over:
+        if result is not None and oid in self._over:
             entry.fields["inh"] = "false"  # tables that inherit from it do not belong to the view
             self.tables.results[oid] = result.name
             self.relations.add((oid, False))
@@ -373,7 +374,7 @@ class Sources:
         key = (oid, result.owner, result.owner, direct)
         if key in self._expanded:
             return self._expanded[key]
-        if result.status not in (Status.RUNNING, Status.PAUSED):
+        if result.status not in self._readable:
             raise UnsupportedError(
                 f"view {name} cannot be read: its status is {result.status}",
                 hint=f"Run CALL headrace.resync_view('{name}') first.",

@@ -248,6 +248,7 @@ class PhysicalBuilder:
             tuple(self._expressions.native(e, places) for e in tests),
         )
         self.words[feed.id] = explain.fed(table, tests)
+        self._size(feed.id, scans, table.columns, filtered=bool(tests))
         node_id = self._id("map")
         self.words[node_id] = f"[{', '.join(f.name for f in fields)}]"
         wanted = tuple(
@@ -295,9 +296,20 @@ class PhysicalBuilder:
             )
         )
         self._sources[table.oid] = (node_id, fields)
-        if (known := table_size(table, fields)) is not None:
+        self._size(node_id, scans, fields, filtered=bool(tests))
+
+    def _size(
+        self,
+        node_id: str,
+        scans: list[lg.ScanNode],
+        fields: tuple[TableColumn, ...],
+        *,
+        filtered: bool,
+    ) -> None:
+        """Record the expected size of a source or feed, if it is known."""
+        if (known := table_size(scans[0].table, fields)) is not None:
             shown = [self._estimates.rows(s) or known.rows for s in scans]
-            rows = min(known.rows, sum(shown)) if tests else known.rows
+            rows = min(known.rows, sum(shown)) if filtered else known.rows
             self.sizes[node_id] = replace(known, rows=rows)
 
     def _scan(self, node: lg.ScanNode) -> _Chain:
