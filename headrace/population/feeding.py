@@ -125,8 +125,7 @@ class Feeding:
         """Wait until the feeding view has written the batches before the snapshot.
 
         Raises:
-            SnapshotLost: no batch ended there, but one must; begin anew.
-            DefiniteFailure: the view has stopped.
+            SnapshotLost: no batch ended there, but one must; or the view has stopped.  Begin anew.
         """
         lsn = int(snapshot.ref.start_lsn)
         about = {"job": self._job.name, "view_id": self.view_id, "lsn": lsn}
@@ -134,7 +133,7 @@ class Feeding:
             self._job.check()
             try:
                 answer = self._context.worker.call("tapped", about, self._job)
-            except (TransientError, UndefinedError) as error:
+            except (DefiniteFailure, TransientError, UndefinedError) as error:
                 self._job.check()
                 raise _lost(error) from error
             if answer is not None:

@@ -10,6 +10,7 @@ import contextlib
 import json
 import os
 import random
+import re
 from collections.abc import Iterator
 from functools import partial
 
@@ -59,15 +60,20 @@ class Chain(Generator):
 
     def whole(self, name: str) -> str:
         """Return the query of a view over tables only."""
+        needed = self.reads(name)
+        parts = ", ".join(f"{n} AS ({self.queries[n]})" for n in needed[:-1])
+        last = f"SELECT * FROM ({self.queries[name]}) whole"
+        return f"WITH {parts} {last}" if parts else last
+
+    def reads(self, name: str) -> list[str]:
+        """Return a view and all views below it, each after those that it reads."""
         needed: list[str] = []
-        left = [name]
+        left = [name] if name in self.queries else []
         while left:
             view = left.pop()
             needed = [view, *(n for n in needed if n != view)]
             left += sorted(self.below[view])
-        parts = ", ".join(f"{n} AS ({self.queries[n]})" for n in needed[:-1])
-        last = f"SELECT * FROM ({self.queries[name]}) whole"
-        return f"WITH {parts} {last}" if parts else last
+        return needed
 
     @property
     def wholes(self) -> dict[str, str]:
@@ -79,15 +85,17 @@ class Chain(Generator):
         self.tables = tables
         made = 0
         while made < VIEWS:
-            name = f"v{len(self.queries)}"
+            # Kills count by name, and an engine may serve several tests.
+            name = f"s{self._seed}v{len(self.queries)}"
             try:
                 query = self.query()
                 self.source.execute(f"SELECT * FROM ({query}) x LIMIT 0")
                 self.source.execute(query)
             except (IndexError, psycopg.errors.DataError, psycopg.errors.ProgrammingError):
                 continue  # a view may lack the column that the query needs
+            names = set(re.findall(r"\w+", query))
             self.below[name] = {
-                t.name for t in tables if t.name in self.queries and t.name in query
+                t.name for t in tables if t.name in self.queries and t.name in names
             }
             self.queries[name] = query
             made += 1
@@ -188,9 +196,29 @@ class History:
         return psycopg.connect(self.engine.dsn, autocommit=True, prepare_threshold=None)
 
     def call(self, verb: str, *values: str) -> None:
+        """Make a call; a view that is being filled anew is waited for."""
         marks = ", ".join(["%s"] * len(values))
+
+        def called() -> bool:
+            with contextlib.suppress(psycopg.errors.ObjectInUse):
+                conn.execute(f"CALL headrace.{verb}({marks})", values)
+                return True
+            return False
+
         with self.connected() as conn:
-            conn.execute(f"CALL headrace.{verb}({marks})", values)
+            wait_until(called, f"{verb} {values}", 60)
+
+    def ids(self) -> dict[str, int]:
+        """Return the IDs of the running views."""
+        rows = self.source.execute(
+            "SELECT view_name, id FROM headrace.views WHERE status = 'running'"
+        ).fetchall()
+        return dict(rows)
+
+    def renewed(self, had: dict[str, int]) -> bool:
+        """Return whether these views run again, filled anew."""
+        now = self.ids()
+        return had.keys() <= now.keys() and not had.items() & now.items()
 
     def change(self) -> None:
         with contextlib.suppress(psycopg.errors.UniqueViolation), self.source.transaction():
@@ -233,8 +261,12 @@ class History:
         first = self.source.execute(f"SELECT * FROM {name} LIMIT 0").description
         assert first is not None
         query = f"SELECT * FROM ({self.chain.queries[name]}) a WHERE {first[0].name} IS NOT NULL"
+        self.wait()
+        above = {n: i for n, i in self.ids().items() if name in self.chain.reads(n)}
         self.call("alter_view", name, query)
         self.chain.queries[name] = query
+        # A kill while they are filled anew would count as one by their population.
+        wait_until(lambda: self.renewed(above), f"the views above {name} are filled anew", 120)
 
     def compare(self, where: str, but: str | None = None) -> None:
         """Wait until all views equal their queries; they may be filled anew before."""

@@ -160,3 +160,72 @@ def test_a_view_below_that_cannot_be_attached_to(engine, source, traps):
     assert source.execute(told).fetchone() == (why, False)
     source.execute("UPDATE items SET x = x + 1 WHERE id % 3 = 0")
     check(engine, source)
+
+
+def told(source) -> str:
+    [row] = source.execute(
+        "SELECT explain ->> 'first_rows' FROM headrace.views WHERE view_name = 'w'"
+    ).fetchall()
+    return row[0]
+
+
+def ids(source) -> dict[str, int]:
+    rows = source.execute("SELECT view_name, id FROM headrace.views WHERE status = 'running'")
+    return dict(rows.fetchall())
+
+
+def test_a_resync_by_a_call_is_killed(engine, source, traps):
+    """The engine finds the refilled view when it starts; the view above is refilled as well."""
+    assert call(engine, "CALL headrace.create_view('v', %s)", POINT) is None
+    assert call(engine, CREATE, SUMS, STACKED) is None
+    before = ids(source)
+    (traps / faults.PUBLISHED).write_text("hang:1")
+    thread = threading.Thread(target=call, args=(engine, "CALL headrace.resync_view('v')"))
+    thread.start()
+    wait_until((traps / f"{faults.PUBLISHED}.sprung").exists, "it is published", 60)
+    engine.kill9()
+    thread.join()
+    engine.start()
+    wait_until(
+        lambda: ids(source).keys() == before.keys() and not ids(source).items() & before.items(),
+        "both are filled anew",
+        60,
+    )
+    check(engine, source)
+
+
+@pytest.mark.slow
+def test_the_view_below_is_damaged_while_the_other_is_filled(engine, source, traps):
+    """The worker learns of the damage before it knows the new view."""
+    stop = '{"on_damage": "stop"}'
+    assert call(engine, "CALL headrace.create_view('v', %s, %s)", POINT, stop) is None
+    source.execute("UPDATE v SET x = 1e6 WHERE id = 4")
+    (traps / faults.BEFORE_PUBLISH).write_text("hang:1")
+    thread = threading.Thread(target=call, args=(engine, CREATE, SUMS, STACKED))
+    thread.start()
+    wait_until((traps / f"{faults.BEFORE_PUBLISH}.sprung").exists, "it is filled", 60)
+    source.execute("UPDATE items SET x = x + 1 WHERE id = 4")
+    wait_until(lambda: status_of(source, "v")[0] == "error", "the damage is noticed", 60)
+    thread.join()
+    assert status_of(source, "w")[0] == "error"
+    assert call(engine, "CALL headrace.resync_view('v')") is None
+    check(engine, source)
+
+
+@pytest.mark.slow
+def test_a_function_below_was_replaced_a_moment_ago(database, start_engine):
+    """The view below has not noticed it yet, so its rows are those of the earlier function."""
+    engine = start_engine(database, HEADRACE_CATALOG_POLL_MS="600000")
+    with psycopg.connect(database, autocommit=True) as conn:
+        conn.execute("CREATE TABLE t (id int PRIMARY KEY, x int)")
+        conn.execute("INSERT INTO t SELECT i, i FROM generate_series(1, 50) i")
+        function = "CREATE OR REPLACE FUNCTION f(int) RETURNS int IMMUTABLE LANGUAGE plpgsql AS"
+        conn.execute(f"{function} 'BEGIN RETURN $1 % 5; END'")
+        below = "SELECT f(x) AS g, count(*) AS n FROM t GROUP BY 1"
+        query = "SELECT g, n FROM v WHERE n > 1"
+        assert call(engine, "CALL headrace.create_view('v', %s)", below) is None
+        assert call(engine, "CALL headrace.create_view('u', %s, %s)", query, STACKED) is None
+        conn.execute(f"{function} 'BEGIN RETURN $1 % 7; END'")
+        assert call(engine, CREATE, query, STACKED) is None
+        assert told(conn).startswith("first rows: from the tables")
+        assert differs(conn, "w", f"WITH v AS ({below}) {query}") == []

@@ -132,6 +132,9 @@ def test_where_it_is_not_exact_the_tables_are_read(commander, source):
     assert because("a", OVER, first_rows="tables") == "option first_rows says so"
     assert because("b", OVER, sharing=False) == "it does not share subplans with other views"
     create(commander, "alone", SUMS, sharing=False)
+    create(commander, "wide", SUMS, view_rows_max=1000)
+    why = 'view "public"."wide" has limits of its own'
+    assert because("g", OVER.replace("FROM v", "FROM wide")) == why
     query = OVER.replace("FROM v", "FROM alone")
     why = 'view "public"."alone" does not share subplans with other views'
     assert because("c", query) == why
@@ -148,12 +151,11 @@ def test_where_it_is_not_exact_the_tables_are_read(commander, source):
     commander.execute("CALL headrace.pause_view('v')")
     assert because("h", OVER) == 'view "public"."v" does not run: it is paused'
     commander.execute("CALL headrace.resume_view('v')")
-    whole = {"alone": SUMS, "clock": "SELECT g, x FROM items", "fed": inlined(OVER)}
-    with_all = (
-        f"WITH v AS ({SUMS}), alone AS ({SUMS}), clock AS ({whole['clock']}), fed AS ({OVER}) "
-    )
+    whole = {"alone": SUMS, "wide": SUMS, "clock": "SELECT g, x FROM items", "fed": inlined(OVER)}
+    parts = ", ".join(f"{name} AS ({text})" for name, text in {"v": SUMS, **whole}.items())
+    with_all = f"WITH {parts} "
     queries = {
-        **dict.fromkeys("abcfh", with_all + OVER),
+        **dict.fromkeys("abcfgh", with_all + OVER),
         "d": with_all + "SELECT sum(x) FROM clock",
         "e": with_all + "SELECT count(*) FROM fed",
     }

@@ -15,6 +15,7 @@ from headrace.errors import (
     UnsupportedError,
 )
 from headrace.population import stacking
+from headrace.sql import points
 from tests.population.conftest import Bench
 
 BELOW = "SELECT region, count(*) AS n FROM customers GROUP BY region"
@@ -150,3 +151,30 @@ def test_a_plan_below_that_has_changed_since(bench, below):
     stacked, said = over(bench)
     assert not stacked
     assert said.endswith("was rebuilt, or its tables have changed")
+
+
+def test_a_view_below_that_is_replaced_before_the_end(bench, below, monkeypatch):
+    """Its rows were read, but they may have been wrong: a call may have asked for the resync."""
+    real, later = points.view_of, 0
+    monkeypatch.setattr(points, "view_of", lambda conn, oid: real(conn, oid) + later)
+
+    def replace(_: object) -> Any:
+        nonlocal later
+        later = 1000
+        return {"txid": 7, "instant": 0}
+
+    below.answers["tapped"] = replace
+    assert not over(bench)[0]
+    assert below.manifest["feeds"] == {}
+    assert bench.worker.methods.count("attached") == 0
+
+
+def test_a_view_below_that_stops_meanwhile(bench, below):
+    def stop(_: object) -> Any:
+        raise DefiniteFailure("view v has stopped")
+
+    below.answers["tapped"] = stop
+    stacked, said = over(bench)
+    assert not stacked
+    assert said.startswith("first rows: from the tables, because ")
+    assert bench.worker.methods.count("attach") == 2
