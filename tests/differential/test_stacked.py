@@ -200,10 +200,15 @@ class History:
         marks = ", ".join(["%s"] * len(values))
 
         def called() -> bool:
-            with contextlib.suppress(psycopg.errors.ObjectInUse):
+            try:
                 conn.execute(f"CALL headrace.{verb}({marks})", values)
-                return True
-            return False
+            except psycopg.errors.ObjectInUse:
+                return False
+            except psycopg.errors.FeatureNotSupported as error:
+                if "cannot be read: its status is error" not in str(error):
+                    raise
+                return False  # a view below it is being filled anew
+            return True
 
         with self.connected() as conn:
             wait_until(called, f"{verb} {values}", 60)
