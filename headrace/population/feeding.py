@@ -25,6 +25,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
+from headrace import clock
 from headrace.collections import members, plan, stacking
 from headrace.collections.dataflow import Dataflow
 from headrace.collections.plan import FeedSpec, SourceColumn, SourceSpec
@@ -121,12 +122,14 @@ class Feeding:
             self._job.check()
             raise _lost(error) from error
 
-    def reach(self, snapshot: Snapshot) -> None:
+    def reach(self, snapshot: Snapshot, patience_s: float) -> None:
         """Wait until the feeding view has written the batches before the snapshot.
 
         Raises:
-            SnapshotLost: no batch ended there, but one must; or the view has stopped.  Begin anew.
+            SnapshotLost: no batch ended there, but one must; the view has stopped; or it was not
+                there after ``patience_s``, as while its table is locked.  Begin anew.
         """
+        deadline = clock.monotonic() + patience_s
         lsn = int(snapshot.ref.start_lsn)
         about = {"job": self._job.name, "view_id": self.view_id, "lsn": lsn}
         while True:
@@ -139,6 +142,8 @@ class Feeding:
             if answer is not None:
                 self._last = int(answer["txid"])
                 return
+            if clock.monotonic() > deadline:
+                raise SnapshotLost(f"view {self.node.view} has not reached the snapshot in time")
 
     def load(self, flow: Dataflow, conn: Connection, done: int = 0) -> int:
         """Load the feeding view's rows as of ``conn``'s snapshot; return how many were read.

@@ -68,7 +68,8 @@ _log = structlog.get_logger(__name__)
 _ATTEMPTS: Final = 3
 _RETRY_S: Final = 0.2
 _PATIENCE_S: Final = 30.0
-"""How long a view with option ``from`` waits until the feeding view has caught up."""
+"""How long a view with option ``from`` waits until the feeding view has caught up, and a stacked
+one until the views below have reached the snapshot."""
 
 
 @contextlib.contextmanager
@@ -276,8 +277,8 @@ class Population(Loader):
         Batches are cut meanwhile if tables are read beside those of feeding views, so the long wait
         comes before.
         """
-        job, settings = self._job, self._settings
-        mixed = bool(self._feedings and self._planned.loaded.sources)
+        job, settings, planned = self._job, self._settings, self._planned
+        mixed = bool(self._feedings and planned.loaded.sources)
         endless = not settings.population_lock_wait_ms
         limit_s = max(self._wait_until - clock.monotonic(), 0.0)
         if beyond:
@@ -299,7 +300,7 @@ class Population(Loader):
                     continue
                 standing.close()
                 for fed in self._feedings:
-                    fed.reach(snapshot)
+                    fed.reach(snapshot, math.inf if planned.upper is None else _PATIENCE_S)
                 loaded, taken = self._load_at(snapshot, staged, place)
                 joined.close()
                 place.enter_context(kept.pop_all())

@@ -199,6 +199,9 @@ def test_the_view_below_is_damaged_while_the_other_is_filled(engine, source, tra
     """The worker learns of the damage before it knows the new view."""
     stop = '{"on_damage": "stop"}'
     assert call(engine, "CALL headrace.create_view('v', %s, %s)", POINT, stop) is None
+    # The subplan has another reader, so it outlives the view below.
+    assert call(engine, "CALL headrace.create_view('same', %s)", POINT) is None
+    wait_until(lambda: "subplan joined" in engine.log, "they share")
     source.execute("UPDATE v SET x = 1e6 WHERE id = 4")
     (traps / faults.BEFORE_PUBLISH).write_text("hang:1")
     thread = threading.Thread(target=call, args=(engine, CREATE, SUMS, STACKED))

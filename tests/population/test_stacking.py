@@ -14,7 +14,7 @@ from headrace.errors import (
     UndefinedError,
     UnsupportedError,
 )
-from headrace.population import stacking
+from headrace.population import populate, stacking
 from headrace.sql import points
 from tests.population.conftest import Bench
 
@@ -167,6 +167,17 @@ def test_a_view_below_that_is_replaced_before_the_end(bench, below, monkeypatch)
     assert not over(bench)[0]
     assert below.manifest["feeds"] == {}
     assert bench.worker.methods.count("attached") == 0
+
+
+def test_a_view_below_that_cannot_be_written_meanwhile(bench, below, monkeypatch):
+    """Its table is locked, for example: the population does not wait for the end of that."""
+    monkeypatch.setattr(populate, "_PATIENCE_S", 0.0)
+    below.answers["tapped"] = lambda _: None
+    stacked, said = over(bench)
+    assert not stacked
+    assert said.endswith("has not reached the snapshot in time")
+    assert bench.worker.methods.count("attach") == 2
+    assert below.manifest["feeds"] == {}
 
 
 def test_a_view_below_that_stops_meanwhile(bench, below):
