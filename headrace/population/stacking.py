@@ -14,7 +14,7 @@ depends on the views below: they may be paused, moved, refilled, or stop.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -50,6 +50,8 @@ for a view below that has to catch up first."""
 _PATIENCE_S_MIN: Final = 3.0
 _PATIENCE_S: Final = 30.0
 _NO_WAIT: Final = "SET LOCAL lock_timeout = '100ms'"
+_HIDDEN: Final = "a view below cannot be used"
+"""The reason where another one could name views that the caller does not know."""
 _NODES_MAX: Final = 1_000
 """Nodes of a stacked plan: views over views over views could multiply them."""
 
@@ -97,12 +99,14 @@ def _stacked(
     views = results.lower(conn, planned.results)
     found, why = _usable(views, planned)
     if not found:
-        raise _NotStacked(_told(planned, why.values()))
+        raise _NotStacked(_HIDDEN if planned.private else "; ".join(why.values()))
     try:
         over = replace(request, over=frozenset(found))
         upper = context.planners.call(conn, over.caller, over.query, plan_upper, over)
     except UnsupportedError as error:
         raise _NotStacked(f"over the rows of the views {error.message}") from error
+    if upper.private:  # it may read views that the caller does not know
+        raise _NotStacked(_HIDDEN)
     made, patience_s = _on(planned, upper, found), _PATIENCE_S
     if not asked:
         saved = work - _work(conn, made, upper.physical)
@@ -111,17 +115,10 @@ def _stacked(
         patience_s = min(max(saved / _ROWS_PER_S, _PATIENCE_S_MIN), _PATIENCE_S)
     read = list(made.below)
     names = ", ".join(found[oid].view.shown for oid in read)
-    rest = _told(planned, [text for oid, text in why.items() if oid in upper.results])
+    rest = "; ".join(text for oid, text in why.items() if oid in upper.results)
     said = f"first rows: from view{'s' * (len(read) > 1)} {names}"
     said += f", but not from all, because {rest}" if rest else ""
     return replace(made, first_rows=said, patience_s=patience_s)
-
-
-def _told(planned: Planned, why: Collection[str]) -> str:
-    """Return the reasons as one text; "" if there are none."""
-    if why and planned.private:  # they could name views that the caller does not know
-        return "a view below cannot be used"
-    return "; ".join(why)
 
 
 def _check_options(settings: Settings, options: ViewSpec) -> None:

@@ -395,6 +395,17 @@ def test_rights_are_those_of_the_whole_query(engine, commander, source):
             assert told(conn, "w") == 'first rows: from view "public"."theirs"'
             # The query of another owner's view is not shown, nor are its tables.
             assert "items" not in plan_of(conn, "w")
+        with connected(owner) as theirs:
+            create(theirs, "outside", "SELECT n, total FROM theirs")
+            theirs.execute("CALL headrace.pause_view('outside')")
+        source.execute(f"GRANT SELECT ON outside TO {reader}")
+        with connected(reader) as conn:
+            # The view below ``outside`` could be used, but the reason would name it.
+            create(conn, "x", "SELECT max(total) AS most FROM outside")
+            hidden = "first rows: from the tables, because a view below cannot be used"
+            assert told(conn, "x") == hidden
+            conn.execute("CALL headrace.drop_view('x')")
+        commander.execute("CALL headrace.drop_view('outside')")
         change(source, random.Random(11))
         check(commander, queries)
         for table, role in (("theirs", reader), ("items", owner)):

@@ -56,19 +56,19 @@ def both(
         job, bench.dsn, slot_name=bench.settings.slot_name, number=str(next(_numbers)), wait_ms=5000
     ) as snapshot:
         sizes = {s.id: tables.size(bench.conn, s) for s in case.plan.sources}
-        given, feeding = Inputs(case.plan, sizes), None
+        given, feedings = Inputs(case.plan, sizes), []
         for node in case.plan.feeds:
             sizes[node.id] = tables.size(bench.conn, fed.source)
             given = replace(given, fed={node.id: fed})
-            feeding = Feeding(bench.context, job, None, node)
-            feeding.rows = lambda conn: fed
+            feedings.append(Feeding(bench.context, job, None, node))
+            feedings[-1].rows = lambda conn: fed
         for mode in modes:
             staged = Staging(path / mode)
             staged.make()
             if mode == "local":
                 remote = RemoteEvaluator(bench.dsn, {})
                 count, write = local.populate(
-                    job, bench.dsn, given, snapshot.ref, remote, staged, feeding
+                    job, bench.dsn, given, snapshot.ref, remote, staged, feedings
                 )
                 write()
                 remote.close()
