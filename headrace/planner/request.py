@@ -37,8 +37,8 @@ class PlanRequest:
     stopped_below: bool = False
     """Whether the query may read views of Headrace that have stopped."""
     over: frozenset[int] = frozenset()
-    """OIDs of tables of views of Headrace that the query is planned over as they are: nothing of
-    what is above one is merged with what is below (A-47)."""
+    """OIDs of the result tables that the query is planned over as they are: the query of such a
+    view is not put in its place, and nothing is merged with it (A-47)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,12 +1,12 @@
-"""Option ``first_rows``: decides whether a view over other views begins with the rows of these.
+"""Option ``first_rows``: decides whether a view over other views begins with their rows.
 
     plan with the queries of the views below (merged, over tables)          ─┐ chosen by the rows
     plan over the rows of the views below, stacked on their stored plans    ─┘ to read and keep
 
 A stacked plan is complete, so the view is an ordinary one, whose subplans are shared by the rules
 of ``runtime/sharing.py``.  Only its population differs: the first rows come from the tables of the
-views below, and their subplans are shared from the beginning (``feeding.py``).  So nothing later
-depends on the views below: they may be paused, moved, refilled, or stop.
+views below, and their subplans are shared from the beginning (``feeding.py``).  Later,
+nothing depends on the views below: they may be paused, moved, refilled, or stop.
 
 * Invariant: a plan is stacked only on plans that the worker computes here, unchanged, under session
   settings that mean the same for both views.
@@ -45,8 +45,8 @@ the second plan and the checkpoint of the views below take longer than the rows.
 _SHARE_WORTH: Final = 0.25
 """The part of all rows that it must save."""
 _ROWS_PER_S: Final = 200_000.0
-"""Rows that a population processes in a second, so counted: it waits no longer than it would gain
-for a view below that has to catch up first."""
+"""Rows, counted in the same way, that a population processes in a second.  It waits for a view
+below that has to catch up first no longer than it would gain."""
 _PATIENCE_S_MIN: Final = 3.0
 _PATIENCE_S: Final = 30.0
 _NO_WAIT: Final = "SET LOCAL lock_timeout = '100ms'"
@@ -139,7 +139,7 @@ class _Usable:
 
 
 def _usable(views: list[LowerView], planned: Planned) -> tuple[dict[int, _Usable], dict[int, str]]:
-    """Return the views that plans can be stacked on, and why not on the others; by table."""
+    """Return the views that plans can be stacked on, and the reasons for the others, by table."""
     found: dict[int, _Usable] = {}
     why: dict[int, str] = {}
     for view in views:

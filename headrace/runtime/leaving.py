@@ -135,7 +135,7 @@ class Leaving:
             self.forget(view.id)
             return
         if isinstance(error, _WRONG_ROWS) and not isinstance(error, errors.ResultTableChanged):
-            # Before its own status: after a crash in between, it fails again.
+            # Before the status of ``view`` itself: after a crash in between, it fails again.
             self.doubt(view)
         error = self._watch.cause(view, error)
         if view.cursor == CursorState.PAUSED and isinstance(error, _REFILLED):

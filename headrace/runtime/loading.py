@@ -355,7 +355,7 @@ class Loading:
             self._sharing.remove_feeds(view.id)
         view.start_lsn = found.lsn
         meta: positions.Meta = {}
-        # A view below that was damaged by now has not stopped this one, which was not known here.
+        # A view below that was damaged meanwhile could not stop this one, which was not known here.
         if not all(states.is_sound(state.owner.conn, fed_by) for fed_by in found.fed_by):
             raise FeedLost("the view that it is fed from has stopped, or was rebuilt", hint=RESYNC)
         self._sharing.feed(view, found.feeds, txid)

@@ -240,7 +240,7 @@ class Partitions:
             if leaves and not publication.add_empty(conn, settings, leaves, _LOCK_MS):
                 raise _NotFollowedError("a new partition has rows")
             lsn = departures.position(conn)
-            # A view that is fed has no say in the plan of the subplan, unless it is alone.
+            # Last the views that are fed: other readers determine the plan of the subplan.
             for step in sorted(steps, key=lambda step: bool(step.view.plan.feeds)):
                 try:
                     self._plan(step, tables, lsn, made)

@@ -77,7 +77,7 @@ class UnitLinks:
         return self._find(_FED_FROM, table_oid)
 
     def filled_from(self, table_oid: int) -> list[View]:
-        """Return the views whose first rows were read from this result table, but for these."""
+        """Return the stacked views whose first rows were read from this result table."""
         return self._find(_FILLED_FROM, table_oid)
 
     def readers(self, subplan_id: int) -> list[Unit]:

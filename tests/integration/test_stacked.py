@@ -347,7 +347,7 @@ def test_common_parts_above_are_kept_once(engine, commander, source):
     low, high = (f"SELECT n, most FROM ({OVER}) o WHERE most {side} 500" for side in "<>")
     create(commander, "low", low)
     with writing(engine.source, lambda *_: None):
-        # What they share begins with rows of ``v``, and has changes to take at once.
+        # The common subplan begins with rows of ``v``, and has changes to take at once.
         create(commander, "high", high)
     wait_until(lambda: 'shared with "public"."low"' in plan_of(commander, "high"), "they share")
     rng = random.Random(10)
