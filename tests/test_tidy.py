@@ -36,7 +36,10 @@ ROOMS: dict[str, set[str]] = {
     "console": {"postgres", "process", "sql"},
     "views": {
         *("collections", "expressions", "planner", "population", "postgres"),
-        *("process", "reading", "sink", "sources", "sql"),
+        *("process", "provenance", "reading", "sink", "sources", "sql"),
+    },
+    "provenance": {
+        *("collections", "expressions", "kernels", "population", "postgres", "process", "state"),
     },
     "embedded": {"process", "sql"},
     "population": {

@@ -75,6 +75,8 @@ class JobContext:
     """Snapshots that populations read from; several populations may share one."""
     places: Places = field(init=False)
     """Permits for populations that load and write rows."""
+    explanations: Places = field(default_factory=lambda: Places(2))
+    """Permits for the calls of ``why`` and ``why_not`` that read rows."""
     spark_place: Places = field(default_factory=lambda: Places(1))
     """The permit for Spark, whose one heap serves one population at a time."""
     moved: dict[int, tuple[str, str]] = field(default_factory=dict)

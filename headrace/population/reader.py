@@ -104,11 +104,17 @@ def prove(conn: Connection, ref: SnapshotRef) -> None:
 
 
 def read(
-    conn: Connection, source: SourceSpec, blocks: Blocks = WHOLE, *, plain: bool = False
+    conn: Connection,
+    source: SourceSpec,
+    blocks: Blocks = WHOLE,
+    *,
+    plain: bool = False,
+    only: sql.Composable | None = None,
 ) -> Generator[list[pa.Array], None, None]:
     """Yield the typed columns of ``load_columns(source)``, batch by batch.
 
     ``plain``: filter the rows here, because another server may order texts differently.
+    ``only``: a condition that spares rows; all rows come if no query may be planned over the table.
 
     REQUIRES: ``conn`` comes from ``joined``; the generator is closed before ``conn``.
 
@@ -125,7 +131,7 @@ def read(
         statement = plain_statement(source, columns)
     elif tables.may_plan(conn, source):
         filtered = not plain
-        statement = copy_statement(source, columns, blocks, filtered=filtered)
+        statement = copy_statement(source, columns, blocks, filtered=filtered, only=only)
     elif blocks == WHOLE:
         statement = plain_statement(source, columns)
     else:
@@ -161,12 +167,13 @@ def copy_statement(
     blocks: Blocks,
     *,
     filtered: bool = True,
+    only: sql.Composable | None = None,
 ) -> sql.Composed:
     """Return the COPY statement that reads ``columns`` of ``source`` in a range of blocks.
 
-    ``filtered``: only the rows that its pushed-down filter admits.
+    ``filtered``: only the rows that its pushed-down filter admits; ``only``: one more condition.
     """
-    conditions = []
+    conditions = [] if only is None else [only]
     if blocks.first:
         conditions.append(sql.SQL("ctid >= {}").format(sql.Literal(f"({blocks.first},0)")))
     if blocks.last is not None:

@@ -272,17 +272,23 @@ def _create(job: Job, conn: Connection, dsn: str, slot: str, wait_ms: int) -> Sn
     return SnapshotRef(str(row[0]), str(row[1]), start_lsn)
 
 
-def wait_for_writers(job: Job, dsn: str) -> None:
+def wait_for_writers(job: Job, dsn: str, limit_ms: int = 0) -> None:
     """Wait until all transactions that are open now and have written have ended.
 
-    The next slot then waits only for those that have begun since.
+    The next slot then waits only for those that have begun since.  ``limit_ms``: 0 means no limit.
+
+    Raises:
+        SnapshotBlocked: they have stayed open for ``limit_ms``.
     """
+    until = clock.monotonic() + (limit_ms / 1000 or math.inf)
     with job.connection(dsn, what="snapshot") as conn, job.translating():
         row: Any = conn.execute("SELECT pg_current_xact_id()::text::numeric").fetchone()
         ended = "SELECT pg_snapshot_xmin(pg_current_snapshot())::text::numeric >= %s"
         pause = _WRITERS_S
         told_at = clock.monotonic() + _LOOK_S
         while conn.execute(ended, row).fetchone() != (True,):
+            if clock.monotonic() >= until:
+                raise blocked(_blockers(conn, 0))
             if clock.monotonic() >= told_at and (blockers := _blockers(conn, 0)):
                 job.say(f"{WAITING}{blockers}")
             job.wait(pause)

@@ -36,7 +36,7 @@ from headrace.sql.verbs import (
 )
 from headrace.sql.view_spec import ViewSpec
 from headrace.sql.views import Unfinished
-from headrace.types import FLOAT8, INT8, TEXT
+from headrace.types import FLOAT8, INT8, JSONB, TEXT
 
 LINGER_S: Final = 60.0
 """Seconds that a cancelled call waits for the builder to clean up."""
@@ -58,6 +58,16 @@ PLACEMENT: Final = (
     *(("bytes_s", INT8), ("cost", INT8), ("ns_per_row", INT8)),
 )
 """Columns of explain_placement; ``sql/explain_placement.sql`` has the same."""
+WHY: Final = (
+    *(("txid", INT8), ("source", TEXT), ("contents", JSONB)),
+    *(("rows", INT8), ("note", TEXT)),
+)
+"""Columns of why; ``sql/why.sql`` has the same."""
+WHY_NOT: Final = (
+    *(("txid", INT8), ("node", TEXT), ("operator", TEXT)),
+    *(("rows", INT8), ("reason", TEXT)),
+)
+"""Columns of why_not; ``sql/why_not.sql`` has the same."""
 _COLUMNS: Final = {
     "verify_view": "surplus missing contents",
     "queues": (
@@ -378,5 +388,7 @@ _SHOWN: Final[dict[str, Callable[[Any], ResultSet]]] = {
     "advise": partial(ResultSet, ADVICE),
     "create_worker_token": lambda answer: ResultSet((("token", TEXT),), [(answer["token"],)]),
     "explain_placement": partial(ResultSet, PLACEMENT),
+    "why": lambda answer: ResultSet(WHY, answer["rows"]),
+    "why_not": lambda answer: ResultSet(WHY_NOT, answer["rows"]),
 }
 """Functions that build the result set, for other verbs that return rows."""

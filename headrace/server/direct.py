@@ -37,6 +37,7 @@ from headrace.sql import commands, history, meta, questions
 from headrace.sql.commands import Taken
 from headrace.sql.questions import Question
 from headrace.sql.status import CommandStatus
+from headrace.types import JSONB
 
 LOOK_S: Final = 0.3
 _COLUMNS: Final = 70
@@ -306,5 +307,14 @@ def _read(command: Taken, column: str) -> Any:
 def _objects(found: ResultSet | None) -> list[dict[str, Any]] | None:
     if found is None:
         return None
-    names = [name for name, _ in found.columns]
-    return [dict(zip(names, row, strict=True)) for row in found.rows]
+    return [
+        {
+            name: _read_json(value) if oid == JSONB else value
+            for (name, oid), value in zip(found.columns, row, strict=True)
+        }
+        for row in found.rows
+    ]
+
+
+def _read_json(value: Any) -> Any:
+    return None if value is None else msgspec.Raw(str(value).encode())

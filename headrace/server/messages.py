@@ -15,7 +15,7 @@ from typing import Final, Self
 
 from headrace.errors import ProtocolError
 from headrace.kernels import wire
-from headrace.types import BOOL, FLOAT8, INT8, TEXT
+from headrace.types import BOOL, FLOAT8, INT8, JSONB, TEXT
 
 HEADER_BYTES: Final = wire.HEADER_BYTES
 STARTUP_BYTES_MIN: Final = 8
@@ -37,6 +37,8 @@ FLUSH: Final = b"H\x00\x00\x00\x04"
 _NULL: Final = struct.pack("!i", -1)
 _SIZES: Final = {INT8: 8, BOOL: 1, FLOAT8: 8}
 """Sizes of the fixed-size types in our own rows."""
+_JSONB_VERSION: Final = b"\x01"
+"""First byte of a jsonb in binary format."""
 _EMPTY: Final = frozenset(b"SHXc")
 _SMALL: Final = frozenset(b"ECD")
 
@@ -245,7 +247,7 @@ def ready_for_query(status: bytes) -> bytes:
 class ResultSet:
     """Rows that a call returns; a column is (name, type).
 
-    Types are text, bigint, boolean and double precision; a value of the last is a float or None.
+    Types are text, bigint, boolean, jsonb (as text) and double precision (a float or None).
     """
 
     columns: tuple[tuple[str, int], ...]
@@ -279,7 +281,7 @@ def data_rows(found: ResultSet, formats: Sequence[int], encoding: str) -> bytes:
     out = []
     for row in found.rows:
         parts = [struct.pack("!h", count)]
-        for value, wish in zip(row, wanted, strict=True):
+        for (_, oid), value, wish in zip(found.columns, row, wanted, strict=True):
             if value is None:
                 parts.append(_NULL)
                 continue
@@ -291,6 +293,8 @@ def data_rows(found: ResultSet, formats: Sequence[int], encoding: str) -> bytes:
                 data = struct.pack("!d", value)
             else:
                 data = str(value).encode(encoding, "replace")
+                if oid == JSONB and wish == 1:
+                    data = _JSONB_VERSION + data
             parts.append(struct.pack("!i", len(data)) + data)
         out.append(message(b"D", b"".join(parts)))
     return b"".join(out)

@@ -27,8 +27,10 @@ READ: Final = {
     "jsonb": frozenset((*_UNTYPED, t.JSONB)),
     "pg_lsn": frozenset((*_UNTYPED, t.PG_LSN)),
     "interval": frozenset((*_UNTYPED, t.INTERVAL)),
+    "bigint": frozenset((*_UNTYPED, t.INT2, t.INT4, t.INT8)),
 }
 """Kinds of arguments that are read here, and the parameter types accepted for each."""
+_INTEGERS: Final = frozenset((t.INT2, t.INT4, t.INT8))
 _CALLED: Final = tuple(name for verb in VERBS.values() if (name := verb.called))
 _NEAR: Final = 0.75
 """Similarity from which on a name counts as misspelt."""
@@ -85,7 +87,7 @@ def invocation_of(procedure: str, arguments: Any) -> Invocation:
         raise unknown(procedure)
     if not isinstance(arguments, dict):
         raise UserError(f"the arguments of {procedure} are not values by name")
-    kinds = {parameter.name: parameter.kind for parameter in verb.parameters}
+    kinds = {p.name: "text" if p.exact else p.kind for p in verb.parameters}
     if verb.secret:
         kinds["digest"] = "text"
     for name, value in arguments.items():
@@ -186,7 +188,7 @@ def _value(
     if argument.parameter is None:
         if not _cast_fits(argument, parameter):
             return False, None
-        return _convert(argument.value, parameter.kind)
+        return _convert(argument.value, parameter)
     if not 1 <= argument.parameter <= len(given):
         return False, None
     item = given[argument.parameter - 1]
@@ -198,36 +200,46 @@ def _value(
         return True, None
     if item.oid not in READ[kind]:
         return False, None
-    data = item.data
-    if item.format == 1 and kind == "bool":
-        return (True, data == b"\x01") if len(data) == 1 else (False, None)
-    if item.format == 1 and kind in ("pg_lsn", "interval"):
-        return False, None
-    if item.format == 1 and kind == "jsonb":
-        if data[:1] != b"\x01":
-            return False, None
-        data = data[1:]
     try:
-        return _convert(data.decode(encoding), kind)
+        if item.format == 1 and kind != "text":
+            return _binary(item, item.data, parameter, encoding)
+        return _convert(item.data.decode(encoding), parameter)
     except UnicodeDecodeError:
         return False, None
 
 
+def _binary(item: Given, data: bytes, parameter: Parameter, encoding: str) -> tuple[bool, Any]:
+    """Return as ``_value`` does, for a value in binary format."""
+    match parameter.kind:
+        case "bool":
+            return (True, data == b"\x01") if len(data) == 1 else (False, None)
+        case "bigint":
+            return item.oid in _INTEGERS, int.from_bytes(data, "big", signed=True)
+        case "jsonb" if data[:1] == b"\x01":
+            return _convert(data[1:].decode(encoding), parameter)
+        case _:
+            return False, None
+
+
 def _cast_fits(argument: Argument, parameter: Parameter) -> bool:
     if argument.cast is None:
-        # A bare TRUE for a text parameter is an error that Postgres reports better.
-        return not isinstance(argument.value, bool) or parameter.kind == "bool"
+        # A bare TRUE or number for a text parameter is an error that Postgres reports better.
+        if isinstance(argument.value, bool):
+            return parameter.kind == "bool"
+        return not isinstance(argument.value, int) or parameter.kind == "bigint"
     families = {
         "text": ("text", "varchar"),
         "jsonb": ("jsonb",),
         "bool": ("bool", "boolean"),
         "pg_lsn": ("pg_lsn",),
         "interval": ("interval",),
+        "bigint": (),
     }
     return argument.cast in families[parameter.kind]
 
 
-def _convert(value: str | bool | None, kind: str) -> tuple[bool, Any]:
+def _convert(value: str | bool | int | None, parameter: Parameter) -> tuple[bool, Any]:
+    kind = parameter.kind
     if value is None:
         return True, None
     if kind in ("text", "pg_lsn", "interval"):
@@ -236,7 +248,11 @@ def _convert(value: str | bool | None, kind: str) -> tuple[bool, Any]:
     if kind == "bool":
         text = str(value).strip().lower()
         return text in _TRUE | _FALSE, text in _TRUE
+    if kind == "bigint":
+        text = str(value).strip()
+        return text.isdecimal() and text.isascii(), int(text) if text.isdecimal() else None
     try:
-        return True, msgspec.json.decode(str(value))
+        data = msgspec.json.decode(str(value))
+        return True, str(value) if parameter.exact else data
     except (ValueError, RecursionError):
         return False, None

@@ -1,8 +1,8 @@
 """Parser of the statements that the commander handles itself; all others are relayed.
 
 ``parse`` reads ``CALL headrace.<procedure>(…)`` and ``SELECT … FROM headrace.explain_view(…)`` when
-they are the only statement of a text; ``advise`` and ``explain_placement`` like ``explain_view``.
-These three take the text of a query, which their functions in the database cannot pass on.
+they are the only statement of a text; ``advise``, ``explain_placement``, ``why``, ``why_not`` like
+``explain_view``.  They take a text that their functions in the database cannot pass on.
 
 It need not understand every spelling.  A statement that it does not recognise is relayed, and the
 procedures in the database run it through the command table.  So ``None`` is always a correct
@@ -36,7 +36,7 @@ class Argument:
     """One argument of a call: a constant (None is NULL) or the number of a parameter."""
 
     name: str | None
-    value: str | bool | None
+    value: str | bool | int | None
     parameter: int | None = None
     cast: str | None = None
     spans: tuple[range, ...] = field(default=(), compare=False)
@@ -56,6 +56,7 @@ STEPS_MAX: Final = 500
 """Limit of lexemes, comments and string pieces in a text: calls have fewer, and each takes time."""
 _SELECTED: Final = frozenset(v.name for v in VERBS.values() if v.selected and not v.asked)
 _PARAMETER_MAX: Final = len("$65535")
+_DIGITS_MAX: Final = len(str(1 << 63))
 _READ: Final = frozenset(("plain", "escape", "dollar"))
 _LEFT: Final = frozenset(("unicode", "national", "bits", "unicode_quoted"))
 """Kinds of tokens that are rare enough to leave to Postgres."""
@@ -170,10 +171,12 @@ def _argument(lexemes: list[Lexeme], at: int) -> tuple[Argument | None, int]:
     if at >= len(lexemes):
         return None, at
     lexeme, at = lexemes[at], at + 1
-    value: str | bool | None = None
+    value: str | bool | int | None = None
     parameter = None
     if lexeme.kind == "string":
         value = lexeme.value
+    elif lexeme.kind == "number" and lexeme.value.isdecimal() and len(lexeme.value) < _DIGITS_MAX:
+        value = int(lexeme.value)
     elif lexeme.kind == "parameter" and len(lexeme.value) <= _PARAMETER_MAX:
         parameter = int(lexeme.value[1:])
     elif lexeme.kind == "word" and lexeme.value in ("true", "false"):

@@ -73,7 +73,9 @@ def _text(verb: Verb) -> str:
         + ("" if p.required else f" DEFAULT {_literal(p.default)}")
         for p in verb.parameters
     ]
-    packed = ", ".join(f"'{p.name}', {p.name}" for p in verb.parameters)
+    packed = ", ".join(
+        f"'{p.name}', {p.name}{'::pg_catalog.text' if p.exact else ''}" for p in verb.parameters
+    )
     answered = secret = ""
     if verb.secret:
         secret = _SECRET

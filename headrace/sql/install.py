@@ -95,6 +95,8 @@ FILES: Final = (
     "settings.sql",
     "rebalance.sql",
     "explain_placement.sql",
+    "why.sql",
+    "why_not.sql",
     "view_stats.sql",
     "view_message.sql",
     "worker_position.sql",

@@ -19,6 +19,8 @@ from headrace.sql.view_spec import OptionChanges, ViewSpec
 
 Lsn = str
 Interval = str
+Json = str
+"""Text of a JSON value: its numbers have digits that Python's floats lack."""
 _KINDS: Final = {
     "str": "text",
     "bool": "bool",
@@ -28,6 +30,7 @@ _KINDS: Final = {
     "AssertionSpec": "jsonb",
     "Lsn": "pg_lsn",
     "Interval": "interval",
+    "Json": "jsonb",
 }
 Options = type[ViewSpec | OptionChanges | AssertionSpec]
 _OPTIONS: Final[dict[str, Options]] = {
@@ -104,6 +107,24 @@ class DropView(ViewRequest):
     """Drop a view; a missing one is not an error with ``if_exists``."""
 
     if_exists: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Why(ViewRequest):
+    """Explain the rows of a view with the values in ``key`` by rows of tables.
+
+    ``most``: how many rows of each table to show.
+    """
+
+    key: Json
+    most: int = 100
+
+
+@dataclass(frozen=True, slots=True)
+class WhyNot(ViewRequest):
+    """Explain why a view has no row with the values in ``key``."""
+
+    key: Json
 
 
 @dataclass(frozen=True, slots=True)
@@ -350,6 +371,11 @@ class Parameter:
     options: Options | None = None
     """The type that validates its value, if it is options."""
 
+    @property
+    def exact(self) -> bool:
+        """Whether its value travels as the text of JSON (``Json``)."""
+        return self.kind == "jsonb" and self.options is None
+
 
 @dataclass(frozen=True, slots=True)
 class Inout:
@@ -421,20 +447,28 @@ def _parameters(request: type[Request]) -> tuple[Parameter, ...]:
     return tuple(out)
 
 
+def _selected(
+    name: str,
+    request: type[Request],
+    *,
+    answer: str = "",
+    procedure: str = "",
+    reads: bool = True,
+    **more: Any,
+) -> Verb:
+    """Return a verb of SELECT, whose procedure (default: show_…) answers the rows as JSON."""
+    inout = Inout(answer or name, "jsonb")
+    called = procedure or f"show_{name}"
+    return Verb(name, request, selected=True, procedure=called, answer=inout, reads=reads, **more)
+
+
 _PLAN: Final = Inout(
     "plan", "text", "({} OPERATOR(pg_catalog.->) 0) OPERATOR(pg_catalog.->>) 'plan'"
 )
 _ALL: Final = (
     Verb("create_view", CreateView, fills=True, tells=True),
     Verb("check_view", CheckView, answer=_PLAN, reads=True),
-    Verb(
-        "advise",
-        Advise,
-        selected=True,
-        procedure="show_advice",
-        answer=Inout("advice", "jsonb"),
-        reads=True,
-    ),
+    _selected("advise", Advise, answer="advice", procedure="show_advice"),
     Verb("drop_view", DropView),
     Verb("create_assertion", CreateAssertion, fills=True, tells=True),
     Verb("drop_assertion", DropView),
@@ -463,70 +497,20 @@ _ALL: Final = (
     Verb("drop_connection_point", DropPoint),
     Verb("set_owner", SetOwner, fills=True, tells=True),
     Verb("resync_view", ResyncView, fills=True, tells=True),
-    Verb(
-        "verify_view",
-        VerifyView,
-        tells=True,
-        selected=True,
-        asked=True,
-        procedure="verify",
-        answer=Inout("differences", "jsonb"),
-        reads=True,
+    _selected(
+        "verify_view", VerifyView, answer="differences", procedure="verify", asked=True, tells=True
     ),
-    Verb(
-        "queues",
-        Request,
-        selected=True,
-        asked=True,
-        procedure="show_queues",
-        answer=Inout("queues", "jsonb"),
-        reads=True,
-    ),
-    Verb(
-        "memory",
-        Request,
-        selected=True,
-        asked=True,
-        procedure="show_memory",
-        answer=Inout("memory", "jsonb"),
-        reads=True,
-    ),
-    Verb(
-        "batches",
-        Request,
-        selected=True,
-        asked=True,
-        procedure="show_batches",
-        answer=Inout("batches", "jsonb"),
-        reads=True,
-    ),
+    _selected("why", Why, answer="source_rows"),
+    _selected("why_not", WhyNot, answer="dropped_rows"),
+    _selected("queues", Request, asked=True),
+    _selected("memory", Request, asked=True),
+    _selected("batches", Request, asked=True),
     Verb("set_placement", SetPlacement, fills=True, tells=True),
-    Verb(
-        "view_stats",
-        ViewRequest,
-        selected=True,
-        asked=True,
-        procedure="show_view_stats",
-        answer=Inout("stats", "jsonb"),
-        reads=True,
+    _selected("view_stats", ViewRequest, answer="stats", asked=True),
+    _selected(
+        "explain_placement", ExplainPlacement, answer="placement", procedure="show_placement"
     ),
-    Verb(
-        "explain_placement",
-        ExplainPlacement,
-        selected=True,
-        procedure="show_placement",
-        answer=Inout("placement", "jsonb"),
-        reads=True,
-    ),
-    Verb(
-        "workers",
-        Request,
-        selected=True,
-        asked=True,
-        procedure="show_workers",
-        answer=Inout("workers", "jsonb"),
-        reads=True,
-    ),
+    _selected("workers", Request, asked=True),
     Verb("add_worker", AddWorker, relayed=True),
     Verb(
         "create_worker_token",
@@ -535,69 +519,19 @@ _ALL: Final = (
         answer=Inout("token", "text", "pg_catalog.concat(name, '.', secret)"),
     ),
     Verb("remove_worker", RemoveWorker),
-    Verb(
-        "links",
-        Request,
-        selected=True,
-        asked=True,
-        procedure="show_links",
-        answer=Inout("links", "jsonb"),
-        reads=True,
-    ),
+    _selected("links", Request, asked=True),
     Verb("add_link", AddLink, relayed=True),
     Verb("drop_link", DropLink),
     Verb("drain_worker", DrainWorker),
-    Verb(
-        "rebalance",
-        Rebalance,
-        selected=True,
-        asked=True,
-        procedure="show_rebalance",
-        answer=Inout("moves", "jsonb"),
-    ),
-    Verb(
-        "sources",
-        Request,
-        selected=True,
-        asked=True,
-        procedure="show_sources",
-        answer=Inout("sources", "jsonb"),
-        reads=True,
-    ),
+    _selected("rebalance", Rebalance, answer="moves", asked=True, reads=False),
+    _selected("sources", Request, asked=True),
     Verb("add_source", AddSource),
     Verb("drop_source", DropSource),
     Verb("create_logical_table", CreateLogicalTable),
     Verb("wait_for", WaitFor, by="commander", reads=True, waits=True),
-    Verb(
-        "clients",
-        Request,
-        by="commander",
-        selected=True,
-        asked=True,
-        procedure="show_clients",
-        answer=Inout("clients", "jsonb"),
-        reads=True,
-    ),
-    Verb(
-        "client_stats",
-        Request,
-        by="commander",
-        selected=True,
-        asked=True,
-        procedure="show_client_stats",
-        answer=Inout("stats", "jsonb"),
-        reads=True,
-    ),
-    Verb(
-        "settings",
-        Request,
-        by="commander",
-        selected=True,
-        asked=True,
-        procedure="show_settings",
-        answer=Inout("settings", "jsonb"),
-        reads=True,
-    ),
+    _selected("clients", Request, asked=True, by="commander"),
+    _selected("client_stats", Request, answer="stats", asked=True, by="commander"),
+    _selected("settings", Request, asked=True, by="commander"),
     Verb("end_client", EndClient, by="commander", relayed=True),
     Verb("reload", Request, by="commander"),
     Verb("fail_batch", FailBatch, by="worker", relayed=True),

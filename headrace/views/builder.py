@@ -62,6 +62,7 @@ from headrace.views import (
     resync,
     sources,
     verify,
+    why,
     workers,
 )
 from headrace.views.crash_loop_guard import CrashLoopGuard
@@ -101,6 +102,8 @@ DOES: Final[dict[str, Act]] = {
     "set_placement": placement.set_placement,
     "resync_view": resync.resync_view,
     "verify_view": verify.verify_view,
+    "why": why.why,
+    "why_not": why.why_not,
     "queues": insight.queues,
     "memory": insight.memory,
     "batches": insight.batches,

@@ -140,11 +140,11 @@ def of_large(
     physical = plan.from_json(stored.plan)
     if physical.feeds or physical.filled_from:
         # The plan lacks the query of a view that feeds it, or has it unmerged.
-        again = _planned(context, conn, view, stored, caller)
+        again = replanned(context, conn, view, stored, caller)
         physical = again.planned.physical
     if not _is_large(context, conn, physical, stored):
         return None
-    again = again or _planned(context, conn, view, stored, caller)
+    again = again or replanned(context, conn, view, stored, caller)
     columns = [field.oid for field in plan.from_json(stored.plan).sink.schema]
     if columns != [field.oid for field in again.planned.columns]:
         return None
@@ -160,7 +160,7 @@ def _is_large(
     return found.mode == choice.SPARK
 
 
-def _planned(
+def replanned(
     context: JobContext,
     conn: Connection,
     view: ViewRow,

@@ -32,16 +32,13 @@ from psycopg import sql
 from headrace import clock
 from headrace.collections import plan
 from headrace.errors import (
-    DefiniteFailure,
-    HeadraceError,
     PrivilegeError,
     TransientError,
     UndefinedError,
     UnsupportedError,
 )
 from headrace.planner.analyse.present import inlined
-from headrace.population import elsewhere, names, rights, tables
-from headrace.population import snapshot as snapshots
+from headrace.population import names, rights, tables
 from headrace.population.context import JobContext
 from headrace.population.elsewhere import SourceSnapshots
 from headrace.population.job import Job
@@ -52,12 +49,11 @@ from headrace.postgres.connect import Connection
 from headrace.postgres.failures import as_headrace
 from headrace.postgres.settings import EVALUATION, OUTPUT, PINNED_SETTINGS
 from headrace.sink import table
-from headrace.sql import origins, points, progress, states, views, watched
-from headrace.sql.status import Status
+from headrace.sql import points, progress, views, watched
 from headrace.sql.verbs import VerifyView
 from headrace.sql.views import StoredView, ViewRow
 from headrace.types import NUMERIC
-from headrace.views import clocks, expected_rows, open_order, row_images
+from headrace.views import boundary, clocks, expected_rows, open_order, read_rights, row_images
 from headrace.views.expected_rows import ExpectedRows
 from headrace.views.open_order import Open
 from headrace.views.pause import check_not_live
@@ -122,7 +118,7 @@ def _attempts(
 ) -> dict[str, Any]:
     for attempt in range(1, _ATTEMPTS + 1):
         try:
-            with _tapped(context, job, subject.view) as path:
+            with boundary.tapped(context, job, subject.view) as path:
                 return _Proof(context, job, subject, path, attempt, expected).run()
         except psycopg.errors.InsufficientPrivilege as error:
             if subject.owns:
@@ -154,31 +150,10 @@ def _subject(context: JobContext, job: Job, conn: Connection, request: VerifyVie
     check_not_live(context, job, view)
     owns = names.acts_for_owner(conn, view, request.caller)
     stored = views.stored(conn, view.id)
-    row = conn.execute(
-        "SELECT n.nspname, c.relname, has_table_privilege(r.oid, c.oid, 'SELECT'),"
-        " c.relrowsecurity AND NOT (r.rolsuper OR r.rolbypassrls"
-        "   OR pg_has_role(r.oid, c.relowner, 'USAGE'))"
-        " FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace, pg_roles r"
-        " WHERE c.oid = %s AND r.rolname = coalesce(%s::name, current_user)",
-        (view.result_oid, request.caller),
-    ).fetchone()
-    if stored is None or row is None:
-        raise _gone(view)
-    schema, table, may_read, hidden = row
-    if not may_read:
-        raise PrivilegeError(f"permission denied for table {table}")
-    if hidden:
-        raise UnsupportedError(
-            f"verifying view {view.shown} is not supported for a role from which row security hides"
-            " rows",
-            hint="Ask a superuser or a role with BYPASSRLS to call it.",
-        )
-    if view.status != Status.RUNNING:
-        raise DefiniteFailure(
-            f"view {view.shown} does not run: its status is {view.status}",
-            # The message may contain a value of a row.
-            detail=states.message(conn, view.id) if owns else None,
-        )
+    if stored is None:
+        raise read_rights.gone(view)
+    name = read_rights.result_table(conn, view, request.caller, "verifying")
+    read_rights.check_running(conn, view, owns=owns)
     if stored.canonical is None:
         raise UnsupportedError(f"view {view.shown} was created by an earlier version of headrace")
     _check_functions(conn, view)
@@ -186,7 +161,6 @@ def _subject(context: JobContext, job: Job, conn: Connection, request: VerifyVie
     rebuilt = plan.from_json(stored.plan)
     # Views of Headrace that it reads may be a txid behind: use their queries instead.
     query = inlined(conn, stored.canonical, stored.named)
-    name = sql.Identifier(schema, table)
     leaves = _left_open(conn, rebuilt)
     read = tuple(_tables_read(conn, rebuilt))
     return _Subject(view, query, stored, rebuilt, name, request.caller, owns, *leaves, read)
@@ -214,10 +188,6 @@ def _left_open(conn: Connection, physical: plan.PhysicalPlan) -> tuple[Open, boo
     return open_order.trace(physical, fed), grouped
 
 
-def _gone(view: ViewRow) -> UndefinedError:
-    return UndefinedError(f"result table {view.shown} does not exist", sqlstate="42P01")
-
-
 def _check_functions(conn: Connection, view: ViewRow) -> None:
     """Refuse code of users: it would run on a connection of the engine (E16)."""
     function = watched.user_function(conn, view.id)
@@ -240,21 +210,6 @@ def _check_trusted(view: ViewRow, physical: Any) -> None:
             hint="Let a superuser own the type, or a member of Headrace's role, and create"
             " the view again.",
         )
-
-
-@contextlib.contextmanager
-def _tapped(context: JobContext, job: Job, view: ViewRow) -> Iterator[Path]:
-    try:
-        answer = context.worker.call("tap", {"view_id": view.id, "job": job.name}, job)
-        yield Path(answer["path"])
-    finally:
-        _untap(context, job)
-
-
-def _untap(context: JobContext, job: Job) -> None:
-    """End the tap, if there is one; without a worker there is none."""
-    with contextlib.suppress(HeadraceError):
-        context.worker.call("untap", {"job": job.name})
 
 
 _LOOSE: Final = (
@@ -299,7 +254,7 @@ class _Proof:
         self._elsewhere: SourceSnapshots | None = None
 
     def run(self) -> dict[str, Any]:
-        job, settings = self._job, self._context.settings
+        job = self._job
         with (
             job.connection(self._dsn, what="verify") as before,
             job.connection(self._dsn, what="verify") as scratch,
@@ -307,22 +262,9 @@ class _Proof:
             first = self._see_table(before)
             job.phase("snapshot")
             number = f"v{job.name.replace('-', '_')}_{self._attempt}"
-            beyond = origins.standing_in(before, self._subject.sources)
-            if beyond and not settings.population_lock_wait_ms:
-                snapshots.wait_for_writers(job, self._dsn)
-            with (
-                elsewhere.hold_snapshots(job, settings, beyond, number) as (
-                    self._elsewhere,
-                    standing,
-                ),
-                snapshots.export(
-                    job,
-                    self._dsn,
-                    slot_name=settings.slot_name,
-                    number=number,
-                    wait_ms=elsewhere.wait_ms(settings, standing=bool(beyond)),
-                ) as snapshot,
-            ):
+            with boundary.snapshot_of(
+                self._context, job, before, self._subject.sources, number
+            ) as (snapshot, self._elsewhere, standing):
                 standing.close()
                 last = self._boundary(int(snapshot.ref.start_lsn))
                 job.phase("verifying")
@@ -351,18 +293,12 @@ class _Proof:
 
     def _boundary(self, lsn: int) -> int:
         """Return the last txid before ``lsn``, once the table has everything before it."""
-        while True:
-            self._job.check()
-            answer = self._context.worker.call(
-                "tapped",
-                {"job": self._job.name, "view_id": self._subject.view.id, "lsn": lsn},
-                self._job,
-            )
-            if answer is not None:
-                self._instant = int(answer["instant"])
-                if self._subject.physical.temporal and not self._instant:
-                    raise TransientError("the view's clock has not been read yet", sqlstate="40001")
-                return int(answer["txid"])
+        subject = self._subject
+        found = boundary.reached(
+            self._context, self._job, subject.view.id, lsn, temporal=subject.physical.temporal
+        )
+        self._instant = found.instant
+        return found.txid
 
     def _prepare(self, scratch: Connection) -> None:
         scratch.execute("CREATE TEMPORARY TABLE images (image text, weight bigint)")
@@ -431,7 +367,7 @@ class _Proof:
     def _read_table(self, conn: Connection, scratch: Connection) -> None:
         """Read the table's rows in the transaction that ``_see_table`` began."""
         view = self._subject.view
-        tables.hold(conn, self._subject.table, view.result_oid, _gone(view))
+        tables.hold(conn, self._subject.table, view.result_oid, read_rights.gone(view))
         self._become_caller(conn)
         statement = sql.SQL("COPY (SELECT {}, 1 FROM {} AS t ({})) TO STDOUT").format(
             row_images.image("t", self._columns), self._subject.table, self._names()
@@ -462,7 +398,7 @@ class _Proof:
             ).format(row_images.image("p", self._columns), first, last)
         )
         scratch.execute("DROP TABLE pending")
-        _untap(self._context, self._job)
+        boundary.untap(self._context, self._job)
 
     def _read_expected(self, scratch: Connection) -> None:
         """Read the rows that Headrace has computed."""

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import psycopg
 from psycopg.conninfo import make_conninfo
+from psycopg.types.string import TextLoader
 
 from tests.outside import pages
 from tests.outside.pages import Block, Typed
@@ -132,7 +133,9 @@ class Follower:
     def _send(self, conn: psycopg.Connection, statement: str) -> list[str]:
         for said, meant in self._stand_ins.items():
             statement = statement.replace(said, meant)
-        cursor = conn.execute(statement.strip().removesuffix(";").encode())
+        cursor = conn.cursor()
+        cursor.adapters.register_loader("jsonb", TextLoader)  # as psql shows it
+        cursor.execute(statement.strip().removesuffix(";").encode())
         self.sent += 1
         if cursor.description is None:
             return []

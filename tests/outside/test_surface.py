@@ -40,6 +40,7 @@ NEW = {
     *("ask_engine", "find_view"),  # called by the functions that ask the engine
     *("help", "calls", "wait_here", "refused_commit", "check_command", "raise_error"),
     *("view_diff", "net_changes", "who_changed"),
+    *("why", "why_not", "show_why", "show_why_not"),
     *("create_assertion", "drop_assertion", "check_assertion", "assertions", "webhooks"),
     "assertion_rows",  # called by them
     *("webhook_hosts", "webhook_timeout_ms", "webhook_tries_max"),
