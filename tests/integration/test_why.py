@@ -278,6 +278,22 @@ def test_rows_of_every_kind_of_node(commander):
     ]
 
 
+@pytest.mark.parametrize("first_rows", ["views", "tables"])
+def test_a_view_over_views_is_explained_by_tables(source, commander, first_rows):
+    options = json.dumps({"first_rows": first_rows})
+    query = "SELECT country, total FROM sums WHERE total > 400"
+    commander.execute("CALL headrace.create_view('above', %s, %s)", (query, options))
+    stacked = source.execute("SELECT plan ? 'filled' FROM headrace.views WHERE view_name = 'above'")
+    assert stacked.fetchone() == (first_rows == "views",)
+    wanted = [i for i in range(1, 61) if i % 10 in (3, 6, 9)]
+    found = call(commander, "why", "above", '{"country": "NO"}')
+    assert ids(found) == {"orders": wanted, "customers": [3, 6, 9]}
+    [(_, node, operator, rows, reason)] = call(commander, "why_not", "above", '{"country": "XX"}')
+    assert (node.partition("_")[0], rows) == ("source", 0)
+    assert "customers" in operator
+    assert "country" in reason
+
+
 def test_the_answer_is_as_of_the_views_txid(source, commander):
     before = call(commander, "why", "joined", '{"id": 14}')[0][0]
     source.execute("UPDATE orders SET amount = 100 WHERE id = 14")
