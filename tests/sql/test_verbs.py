@@ -79,3 +79,9 @@ def test_the_page_names_the_procedures_as_they_are(database):
         ).fetchall()
     assert sorted(name for name, _ in found) == sorted([*calls.names(), *WITHOUT_COMMAND])
     assert {name: told.get(name) for name, _ in found} == dict(found)
+
+
+def test_a_key_in_the_command_table_is_a_text():
+    assert invocation_of("why", {"name": "v", "key": "{}"}).arguments["key"] == "{}"
+    with pytest.raises(UserError):
+        invocation_of("why", {"name": "v", "key": {"id": 1}})
