@@ -3,6 +3,10 @@
 The work runs in one thread; ``cancel`` is called from another.  Every operation that can block is
 registered with ``cancelling`` before it starts, so that a cancel reaches it.  Between steps the
 work calls ``check``.
+
+A server ignores a cancel while it executes no statement.  So one that arrives between ``check`` and
+the statement would be lost, and the statement might wait for ever.  Therefore the registered
+actions are called again and again, until the operations have ended.
 """
 
 from __future__ import annotations
@@ -29,6 +33,9 @@ Report = Callable[[dict[str, Any]], None]
 _log = structlog.get_logger(__name__)
 _numbers = itertools.count(1)
 _REPORT_INTERVAL_S: Final = 0.2
+_AGAIN_S: Final = 0.2
+_AGAIN_S_MAX: Final = 5.0
+"""Pauses between the repeated actions of a cancel, which grow."""
 _ETA_AFTER_S: Final = 2.0
 _ETA_FROM_PERCENT: Final = 2
 """Percentage from which on the time left is estimated."""
@@ -52,6 +59,10 @@ class Job:
         self._report = report
         self._cancelled = threading.Event()
         self._lock = threading.Lock()
+        self._acting = threading.RLock()
+        """Held while the actions of a cancel are called."""
+        self._repeating = False
+        """Whether a thread repeats them."""
         self._cancels: dict[int, Callable[[], object]] = {}
         self._keys = itertools.count()
         self._phase = ""
@@ -79,17 +90,38 @@ class Job:
     def cancel(self) -> None:
         """Cancel the job and wake blocked operations; from any thread, any number of times."""
         self._cancelled.set()
+        self._call_actions()
         with self._lock:
-            actions = list(self._cancels.values())
-        for action in actions:
-            try:
-                action()
-            except Exception as error:  # noqa: BLE001  the next one must be tried as well
-                _log.warning("cancel failed", job=self.name, reason=str(error))
+            begins = bool(self._cancels) and not self._repeating
+            self._repeating |= begins
+        if begins:
+            threading.Thread(target=self._repeat, name=f"cancel {self.name}", daemon=True).start()
+
+    def _repeat(self) -> None:
+        """Call the actions of a cancel until the operations have ended."""
+        pause = _AGAIN_S
+        while True:
+            clock.sleep(pause)
+            pause = min(2 * pause, _AGAIN_S_MAX)
+            with self._lock:
+                if not self._cancels:
+                    self._repeating = False
+                    return
+            self._call_actions()
+
+    def _call_actions(self) -> None:
+        with self._acting:
+            with self._lock:
+                actions = list(self._cancels.values())
+            for action in actions:
+                try:
+                    action()
+                except Exception as error:  # noqa: BLE001  the next one must be tried as well
+                    _log.warning("cancel failed", job=self.name, reason=str(error))
 
     @contextlib.contextmanager
     def cancelling(self, action: Callable[[], object]) -> Iterator[None]:
-        """Have ``cancel`` also call ``action`` during the block."""
+        """Have ``cancel`` also call ``action`` during the block, perhaps several times."""
         self.check()
         with self._lock:
             key = next(self._keys)
@@ -101,6 +133,9 @@ class Job:
         finally:
             with self._lock:
                 del self._cancels[key]
+            # An action under way must not reach the next statement of its connection.
+            with self._acting:
+                pass
 
     @contextlib.contextmanager
     def connection(self, dsn: str, *, what: str, **options: Any) -> Iterator[Connection]:
