@@ -10,13 +10,14 @@ import pytest
 from headrace.errors import HeadraceError, QueryCancelled, UnsupportedError
 from headrace.planner import PlanRequest, plan
 from headrace.population import out_of_core
+from tests.amounts import Run
 from tests.differential.generate import Generator
 from tests.population import plans
 from tests.population.test_spark import both
 from tests.population.test_without_spark import QUERY
 
 MODES = ("local", "out_of_core")
-SEEDS = 40
+SEEDS, SEEDS_QUICK = 40, 10
 OF_FILES = {"population": "local"}
 
 
@@ -50,8 +51,8 @@ def test_the_same_for_plans_of_queries(bench, tmp_path, query):
 
 
 def test_the_same_for_random_queries(bench, tmp_path):
-    compared = 0
-    for seed in range(SEEDS):
+    compared, seeds = 0, SEEDS_QUICK if Run.quick else SEEDS
+    for seed in range(seeds):
         made = Generator(seed)
         bench.conn.execute("DROP SCHEMA IF EXISTS random CASCADE; CREATE SCHEMA random")
         bench.conn.execute("SET search_path = random, public")
@@ -65,7 +66,7 @@ def test_the_same_for_random_queries(bench, tmp_path):
         except (UnsupportedError, psycopg.errors.DataError):
             continue
         compared += 1
-    assert compared > SEEDS / 2
+    assert compared > seeds / 2
 
 
 def compare(bench, query, path) -> None:
