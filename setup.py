@@ -22,8 +22,9 @@ def kernels() -> list[Extension]:
         Extension(
             f"{room.replace('/', '.')}.{path.stem}",
             [str(path.relative_to(HERE))],
-            # What a debugger would read is three quarters of a kernel, and a third of its making.
-            extra_compile_args=["-O2", "-g0"],
+            # Debug information is three quarters of a kernel, and a third of the time to make it.
+            # Warnings would be about C code that Cython has generated.
+            extra_compile_args=["-O2", "-g0", "-w"],
         )
         for room in COMPILED
         for path in sorted((HERE / room).glob("*.py"))
