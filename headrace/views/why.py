@@ -28,6 +28,7 @@ from headrace.collections.plan import PhysicalPlan, SourceSpec
 from headrace.collections.source import load_columns
 from headrace.config import turns_dir
 from headrace.errors import (
+    DefiniteFailure,
     PrivilegeError,
     TransientError,
     UndefinedError,
@@ -66,6 +67,7 @@ _ATTEMPTS: Final = 4
 _PAUSE_S: Final = 0.5
 _MEMORY_PART: Final = 8
 """Divisor of ``memory_bytes`` that gives the memory for rows that must be held."""
+_PHYSICAL: Final = "physical"
 _EXAMPLE: Final = """Write for example headrace.{}('v', '{{"id": 7}}')."""
 
 Row = list[Any]
@@ -97,7 +99,7 @@ def why(context: JobContext, job: Job, request: Why) -> dict[str, Any]:
         UserError: 22023, the key is no object; 54000, too many rows must be held.
         PrivilegeError: the caller may not read the view.
         UnsupportedError: row security hides rows of the view.
-        DefiniteFailure: 55000, the view does not run.
+        DefiniteFailure: 55000, the view does not run, or its plan is not shown to its owner.
         PrerequisiteError: 55P03, transactions stay open, so there is no snapshot.
     """
     most = request.most
@@ -168,6 +170,13 @@ def _subject(
         # The plan lacks the query of a view that feeds it, or has it unmerged.
         planned = replanned(context, conn, view, stored, caller).planned
         physical, stages = planned.physical, Stages.of(planned)
+    if _PHYSICAL not in stages.graphs:
+        raise DefiniteFailure(
+            f"the rows of view {view.shown} cannot be traced to tables",
+            detail="Its plan contains the query of another owner's view, which only that owner may"
+            " see, or was stored by an earlier version of headrace.",
+            hint="If it is of an earlier version, run CALL headrace.resync_view.",
+        )
     key = _key(conn, view, physical.sink.schema, request.key, name)
     owner = view.owner_name or names.role(conn, caller).name
     return _Subject(view, stored, physical, stages, key, owner, caller)
@@ -329,8 +338,7 @@ def _told(txid: int, drop: DroppedAt, titles: Mapping[str, str]) -> Row:
 
 def _titles(stages: Stages) -> dict[str, str]:
     """Return the line of explain_view for each node of the physical plan."""
-    graph = stages.graphs.get("physical")
-    return {} if graph is None else {node.id: node.title for node in graph.nodes}
+    return {node.id: node.title for node in stages.graphs[_PHYSICAL].nodes}
 
 
 def _visible(conn: Connection, caller: str | None, source: SourceSpec) -> bool:

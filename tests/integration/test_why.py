@@ -361,6 +361,27 @@ def test_an_owner_without_the_right_to_a_table_learns_nothing(source, commander,
     commander.execute("CALL headrace.drop_view('mine')")
 
 
+@pytest.mark.parametrize("first_rows", ["views", "tables"])
+def test_the_query_of_another_owner_stays_hidden(engine, source, commander, reader, first_rows):
+    """As for explain_view and lineage: not even the names of its tables are shown."""
+    source.execute(
+        "GRANT SELECT ON sums TO why_reader; GRANT CREATE ON SCHEMA public TO why_reader"
+    )
+    query, options = "SELECT country, n FROM sums WHERE n > 1", {"first_rows": first_rows}
+    call_ = "CALL headrace.create_view('mine', %s, %s)"
+    reader.execute(call_, (query, json.dumps(options)))
+    try:
+        for name in ("why", "why_not"):
+            for conn in (reader, commander):
+                error = refused(conn, name, "mine", '{"country": "NO"}')
+                assert error.sqlstate == "55000"
+                said = f"{error} {error.diag.message_detail} {error.diag.message_hint}"
+                assert "orders" not in said and "customers" not in said
+        assert len(call(commander, "why", "sums", '{"country": "NO"}')) > 1, "its owner sees it"
+    finally:
+        reader.execute("CALL headrace.drop_view('mine')")
+
+
 def test_hostile_keys_are_values(source, commander, reader):
     source.execute("GRANT SELECT ON joined TO why_reader")
     for value in ("'; DROP TABLE orders; --", "$$", "\\.", "a\tb\nc", "\u2028", "x" * 1000):
