@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -63,7 +64,8 @@ def status(settings: Settings, say: Say, *, as_json: bool) -> int:
     Raises:
         HeadraceError: Headrace is not installed in the database, or was altered there.
     """
-    facts, views = asked(settings, _FACTS, _VIEWS)
+    with connected(settings) as conn:
+        facts, views = rows(conn, _FACTS), rows(conn, _VIEWS)
     held = [view for view in views if view["held_by"] is not None]
     if as_json:
         say(_json({"source": redact(settings.source), "facts": facts, "held_views": held}))
@@ -82,36 +84,55 @@ def views(settings: Settings, say: Say, *, as_json: bool) -> int:
     Raises:
         HeadraceError: Headrace is not installed in the database, or was altered there.
     """
-    (found,) = asked(settings, _VIEWS)
+    with connected(settings) as conn:
+        found = rows(conn, _VIEWS)
     if as_json:
         say(_json({"source": redact(settings.source), "views": found}))
     else:
-        table = [_SHOWN, *(tuple(_shown(view[name]) for name in _SHOWN) for view in found)]
-        widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-        for row in table:
-            say("  ".join(map(str.ljust, row, widths)).rstrip())
+        for line in aligned([_SHOWN, *([cell(view[name]) for name in _SHOWN] for view in found)]):
+            say(line)
     return 1 if any(view["status"] in _FAILED for view in found) else 0
 
 
-def asked(settings: Settings, *queries: str) -> list[list[dict[str, Any]]]:
-    """Return the rows of ``queries``, which call functions of schema headrace.
+@contextlib.contextmanager
+def connected(settings: Settings) -> Iterator[psycopg.Connection[Any]]:
+    """Yield a connection to a database in which Headrace is installed.
 
     Raises:
-        HeadraceError: Headrace is not installed in the database, or was altered there.
+        HeadraceError: it is not installed there, or was altered.
     """
     with connect.session(settings.source, name="headrace") as conn:
-        # The functions are in the schema, so check that the schema is Headrace's.
+        # The reports call functions of the schema, so check that the schema is Headrace's.
         if problems := install.problems(conn):
             raise problems[0]
         there = conn.execute("SELECT pg_catalog.to_regproc('headrace.status') IS NOT NULL")
         if there.fetchone() != (True,):
             raise HeadraceError(f"{redact(settings.source)}: headrace is not installed")
-        return [_rows(conn, query) for query in queries]
+        yield conn
 
 
-def _rows(conn: psycopg.Connection[Any], query: str) -> list[dict[str, Any]]:
+def rows(conn: psycopg.Connection[Any], query: str) -> list[dict[str, Any]]:
+    """Return the rows of ``query``, which calls functions of schema headrace."""
     with conn.cursor(row_factory=dict_row) as cursor:
         return cursor.execute(query).fetchall()
+
+
+def aligned(table: Sequence[Sequence[str]], numbers: Collection[int] = ()) -> list[str]:
+    """Return the rows of ``table`` as lines with aligned columns; ``numbers`` to the right."""
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    lines = []
+    for row in table:
+        cells = [
+            cell.rjust(width) if place in numbers else cell.ljust(width)
+            for place, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        lines.append("  ".join(cells).rstrip())
+    return lines
+
+
+def cell(value: object) -> str:
+    """Return a value as a cell of one line."""
+    return "" if value is None else " ".join(str(value).split())
 
 
 def _state(view: dict[str, Any]) -> str:
@@ -120,11 +141,6 @@ def _state(view: dict[str, Any]) -> str:
     if view["cursor"] not in (None, "leading", *states):
         states.append(view["cursor"])
     return ", ".join(states)
-
-
-def _shown(value: object) -> str:
-    """Return a value as a cell of one line."""
-    return "" if value is None else " ".join(str(value).split())
 
 
 def _json(value: object) -> str:

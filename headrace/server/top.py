@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import sys
 from collections.abc import Callable, Sequence
@@ -41,20 +42,29 @@ def run(settings: Settings, say: Say, *, every_s: float, once: bool) -> int:
     """
     drawn = sys.stdout.isatty() and not once
     source = redact(settings.source)
-    text = page(source, reports.asked(settings, _QUERY)[0])
-    try:
-        while drawn:
-            say(_HOME + text)
-            sys.stdout.flush()
-            clock.sleep(every_s)
+    with contextlib.suppress(KeyboardInterrupt):
+        while True:
             try:
-                text = page(source, reports.asked(settings, _QUERY)[0])
-            except psycopg.Error as error:  # it may be back in a moment
-                text = f"{source}: {str(error).strip()}"
-    except KeyboardInterrupt:
-        return 0
-    say(text)
+                with reports.connected(settings) as conn:
+                    text = page(source, reports.rows(conn, _QUERY))
+                    while drawn:
+                        _draw(say, text, every_s)
+                        text = page(source, reports.rows(conn, _QUERY))
+            except psycopg.OperationalError as error:
+                if not drawn:
+                    raise
+                # It may be back in a moment.
+                _draw(say, f"{source}: {str(error).strip()}", every_s)
+            else:
+                say(text)
+                break
     return 0
+
+
+def _draw(say: Say, text: str, every_s: float) -> None:
+    say(_HOME + text)
+    sys.stdout.flush()
+    clock.sleep(every_s)
 
 
 def page(source: str, views: Sequence[dict[str, Any]]) -> str:
@@ -68,14 +78,8 @@ def page(source: str, views: Sequence[dict[str, Any]]) -> str:
         f" {rows_per_s:.0f} rows/s written",
         "",
     ]
-    table = [_HEADING, *(tuple(map(_cell, view.values())) for view in views)]
-    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-    for row in table:
-        cells = (
-            cell.rjust(w) if place in _NUMBERS else cell.ljust(w)
-            for place, (cell, w) in enumerate(zip(row, widths, strict=True))
-        )
-        lines.append("  ".join(cells).rstrip())
+    table = [_HEADING, *([_cell(value) for value in view.values()] for view in views)]
+    lines += reports.aligned(table, _NUMBERS)
     room = max(height - 1, 4)
     if len(lines) > room:
         lines[room - 1 :] = [f"… and {len(lines) - room + 1} more"]
@@ -85,4 +89,4 @@ def page(source: str, views: Sequence[dict[str, Any]]) -> str:
 def _cell(value: object) -> str:
     if isinstance(value, float):
         return f"{value:.0f}" if value >= 10 else f"{value:.1f}"
-    return "" if value is None else " ".join(str(value).split())
+    return reports.cell(value)

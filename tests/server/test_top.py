@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pty
 import select
@@ -59,21 +60,51 @@ def test_one_page(engine, connected, capsys):
     assert "paused by" in lines[3]
 
 
-@pytest.mark.shared_engine
-def test_a_terminal_shows_the_next_page_and_ctrl_c_ends_it(engine, connected):
-    main_end, terminal = pty.openpty()
+@contextlib.contextmanager
+def terminal(engine):
+    """Run ``headrace top`` in a terminal; yield a function that reads until a condition holds."""
+    main_end, other_end = pty.openpty()
     command = [sys.executable, "-m", "headrace.server.cli", "top", "--every", "0.1"]
     shown = subprocess.Popen(
-        command, stdout=terminal, env=os.environ | {"HEADRACE_SOURCE": engine.source}
+        command, stdout=other_end, env=os.environ | {"HEADRACE_SOURCE": engine.source}
     )
-    try:
+
+    def read_until(holds) -> bytes:
         said = b""
-        while said.count(top._HOME.encode()) < 3:
+        while not holds(said):
             assert select.select([main_end], [], [], PATIENCE_S)[0], said
             said += os.read(main_end, 65536)
-        assert b"public.first" in said
+        return said
+
+    try:
+        yield read_until
     finally:
         shown.send_signal(signal.SIGINT)
         assert shown.wait(PATIENCE_S) == 0
         os.close(main_end)
-        os.close(terminal)
+        os.close(other_end)
+
+
+@pytest.mark.shared_engine
+def test_a_terminal_shows_the_next_page_and_ctrl_c_ends_it(engine, connected):
+    with terminal(engine) as read_until:
+        said = read_until(lambda said: said.count(top._HOME.encode()) >= 3)
+        assert b"public.first" in said
+
+
+@pytest.mark.shared_engine
+def test_one_connection_serves_all_pages_and_a_lost_one_is_replaced(engine, connected):
+    pages = (
+        "SELECT pid FROM pg_stat_activity WHERE datname = current_database()"
+        " AND application_name = 'headrace' AND query LIKE '%rows_per_s DESC NULLS LAST%'"
+    )
+    with terminal(engine) as read_until, psycopg.connect(engine.source, autocommit=True) as conn:
+        pids = set()
+        for _ in range(3):
+            read_until(lambda said: said.count(b"public.first") >= 2)
+            pids |= {pid for (pid,) in conn.execute(pages)}
+        assert len(pids) == 1
+        conn.execute(f"SELECT pg_terminate_backend(pid) FROM ({pages}) p")
+        read_until(lambda said: b"terminat" in said)
+        read_until(lambda said: b"public.first" in said)
+        assert not pids & {pid for (pid,) in conn.execute(pages)}
