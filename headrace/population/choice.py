@@ -63,11 +63,6 @@ class Choice:
     why: str = ""
     """The reason, if it was not the memory."""
 
-    @property
-    def fits(self) -> bool:
-        """Whether the states would fit into the memory share of this process."""
-        return self.bytes <= self.share
-
     def without_spark(self, cause: str) -> Choice:
         """Return the choice of this process because of ``cause``."""
         return replace(self, mode=_here(self.bytes, self.share), why=cause)

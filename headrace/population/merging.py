@@ -56,6 +56,13 @@ def leave(staging: Staging, part: str, states: Mapping[str, Pieces]) -> None:
         draft.replace(folder / f"{name}.{part}.arrow")
 
 
+def finish(staging: Staging, plan: PhysicalPlan, counted: int) -> None:
+    """Merge the states of tasks that wrote ``counted`` rows, and check that all rows are there."""
+    merge(staging, plan)
+    if counted != staging.row_count():
+        raise BugError(f"{counted} rows counted, {staging.row_count()} in files")
+
+
 def merge(staging: Staging, plan: PhysicalPlan) -> None:
     """Merge the parts of all tasks, and stage the merged states."""
     made: dict[str, Pieces] = {}

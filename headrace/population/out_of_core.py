@@ -20,7 +20,6 @@ from typing import IO, Final
 import pyarrow as pa
 
 from headrace import clock
-from headrace.errors import BugError
 from headrace.population import edges, merging, segments, tables, tasks
 from headrace.population.job import Job
 from headrace.population.segments import BlockStream, Exit, Segment, Spec
@@ -53,9 +52,7 @@ def populate(job: Job, spec: Spec, sizes: Mapping[str, TableSize], parts: int) -
     finally:
         frames.close()
     job.complete(staged.rows_read())
-    merging.merge(staged, spec.plan)
-    if counted != staged.row_count():
-        raise BugError(f"{counted} rows counted, {staged.row_count()} in files")
+    merging.finish(staged, spec.plan, counted)
     return counted
 
 

@@ -19,7 +19,7 @@ import structlog
 
 from headrace import clock
 from headrace.config import Settings
-from headrace.errors import BugError, HeadraceError, SparkUnavailable
+from headrace.errors import HeadraceError, SparkUnavailable
 from headrace.population import (
     edges,
     merging,
@@ -44,7 +44,7 @@ _START_POLL_S: Final = 0.1
 _BLOCKS_FETCHED: Final = 16
 """Blocks of files that the driver fetches at a time, on average."""
 _START_S: Final = 15.0
-"""How long a population that could do without Spark waits for its start."""
+"""How long a population waits for the start of Spark, before it goes on without."""
 
 
 class Spark:
@@ -231,10 +231,8 @@ class Spark:
                 for path in staged.path.glob("job-*.json"):
                     path.unlink(missing_ok=True)
             job.check()
-            merging.merge(staged, physical)
-            if counted != staged.row_count():
-                raise BugError(f"{counted} rows counted, {staged.row_count()} in files")
-            return int(counted)
+            merging.finish(staged, physical, counted)
+            return counted
 
     def _forget_if_dead(self, session: Any) -> None:
         """Drop a session whose driver has died; the next population starts another."""

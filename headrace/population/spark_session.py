@@ -165,18 +165,13 @@ def watched(session: Any, job: Job, read: Callable[[], int]) -> Iterator[None]:
     done, idle = threading.Event(), _Idle(session)
 
     def watch() -> None:
-        ending = False
         while not done.wait(_POLL_S):
             try:
                 job.rows(read())
             except QueryCancelled:
-                ending = True
-            else:
-                with contextlib.suppress(Exception):  # a driver that has died ends the job itself
-                    ending = idle.too_long()
-            if ending:
-                # Repeat it: a cancel before the job has begun has no effect.
-                with contextlib.suppress(Exception):
+                return  # the job repeats the interrupt
+            with contextlib.suppress(Exception):  # a driver that has died ends the job itself
+                if idle.too_long():
                     interrupt()
 
     watcher = threading.Thread(target=watch, name=f"watch {job.name}", daemon=True)

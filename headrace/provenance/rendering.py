@@ -48,8 +48,8 @@ def of_json(conn: Connection, fields: Sequence[Typed], given: str) -> list[Allow
         UserError: a value is not one of its column's type.
     """
     shape = sql.SQL(", ").join(
-        sql.SQL("{} {}").format(sql.Identifier(field.name), sql.SQL(_type(conn, field)))
-        for field in fields
+        sql.SQL("{} {}").format(sql.Identifier(field.name), kind)
+        for field, kind in zip(fields, _types(conn, fields), strict=True)
     )
     statement = sql.SQL(
         "COPY (SELECT k.* FROM pg_catalog.jsonb_to_record({}::pg_catalog.jsonb) AS k ({})) TO STDOUT"
@@ -81,10 +81,8 @@ def as_json(conn: Connection, fields: Sequence[Typed], columns: Sequence[pa.Arra
     ]
     names = [sql.Identifier(f"c{number}") for number in range(len(fields))]
     shown = sql.SQL(", ").join(
-        sql.SQL("u.{}::{} AS {}").format(
-            name, sql.SQL(_type(conn, field)), sql.Identifier(field.name)
-        )
-        for name, field in zip(names, fields, strict=True)
+        sql.SQL("u.{}::{} AS {}").format(name, kind, sql.Identifier(field.name))
+        for name, field, kind in zip(names, fields, _types(conn, fields), strict=True)
     )
     statement = sql.SQL(
         "SELECT pg_catalog.to_jsonb(r)::text FROM (SELECT {} FROM ROWS FROM ({}) WITH ORDINALITY"
@@ -102,10 +100,18 @@ def joined(columns: Sequence[pa.Array]) -> pa.Array:
     return pa.concat_arrays(list(columns)) if columns else pa.nulls(0, pa.string())
 
 
-def _type(conn: Connection, field: Typed) -> str:
-    """Return the type's name in SQL; text for a type that is not built in."""
-    if field.oid >= t.FIRST_USER_OID:
-        return "pg_catalog.text"
-    typmod = field.typmod if field.oid in _PADDED else -1
-    row = conn.execute("SELECT format_type(%s::oid, %s)", (field.oid, typmod)).fetchone()
-    return str(row[0]) if row else "pg_catalog.text"
+def _types(conn: Connection, fields: Sequence[Typed]) -> list[sql.SQL]:
+    """Return the names of the types in SQL; text for those that are not built in."""
+    found = [
+        (t.TEXT, -1)
+        if field.oid >= t.FIRST_USER_OID
+        else (field.oid, field.typmod if field.oid in _PADDED else -1)
+        for field in fields
+    ]
+    rows = conn.execute(
+        "SELECT pg_catalog.format_type(u.oid, u.typmod) FROM ROWS FROM ("
+        " pg_catalog.unnest(%s::pg_catalog.oid[]), pg_catalog.unnest(%s::pg_catalog.int4[]))"
+        " WITH ORDINALITY AS u (oid, typmod, place) ORDER BY u.place",
+        ([oid for oid, _ in found], [typmod for _, typmod in found]),
+    )
+    return [sql.SQL(name) for (name,) in rows]

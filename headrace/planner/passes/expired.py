@@ -84,9 +84,10 @@ class _Limits:
         return node
 
     def _of(self, predicates: tuple[Expr, ...]) -> tuple[Expr, ...]:
-        bounds = [b for p in predicates if reads_clock(p) and (b := lower_bound(p, self._lowering))]
-        if not bounds or not self._is_large():
+        clocked = [p for p in predicates if reads_clock(p)]
+        if not clocked or not self._is_large():
             return ()
+        bounds = [b for p in clocked if (b := lower_bound(p, self._lowering))]
         limits = (self._limit(bound) for bound in bounds)
         return tuple(limit for limit in limits if limit is not None)
 
