@@ -25,6 +25,7 @@ import psycopg
 from psycopg.conninfo import conninfo_to_dict
 
 from headrace import events, spark_options
+from headrace.directories import Directories
 from headrace.errors import PrerequisiteError, UserError
 from headrace.redaction import DSNS, printable
 
@@ -49,15 +50,7 @@ RENAMED: Final = {"lane_ms": "slow_batch_ms"}
 """Former names of settings, each with the present one: accepted likewise."""
 _TYPO: Final = 0.85
 """Similarity from which a variable's name counts as a misspelt setting."""
-_WORKERS: Final = "workers"
-_SOURCES: Final = "sources"
 _SLOT: Final = re.compile(r"[a-z0-9_]{1,63}")
-
-
-def turns_dir(settings: Settings) -> Path:
-    """Return the directory in which this machine's processes take turns to run users' code."""
-    of_engine = settings.worker and settings.data_dir.parent.name == _WORKERS
-    return settings.data_dir.parent.parent / "run" if of_engine else settings.run_dir
 
 
 def _default_data_dir() -> Path:
@@ -79,7 +72,7 @@ class MemoryParts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
+class Settings(Directories):
     """Everything that can be set; see each field's line for unit and reason."""
 
     source: str = ""
@@ -379,26 +372,6 @@ class Settings:
         """Whether Spark runs on other machines."""
         return not self.spark_master.startswith("local")
 
-    @property
-    def run_dir(self) -> Path:
-        """Sockets of the child processes."""
-        return self.data_dir / "run"
-
-    @property
-    def worker_socket(self) -> Path:
-        """Control socket of the worker."""
-        return self.run_dir / "worker.sock"
-
-    @property
-    def builder_socket(self) -> Path:
-        """Control socket of the builder."""
-        return self.run_dir / "builder.sock"
-
-    @property
-    def workers_dir(self) -> Path:
-        """Parent of the directories of the other workers."""
-        return self.data_dir / _WORKERS
-
     def of_worker(self, name: str) -> Self:
         """Return another worker's settings: its own data directory, the shared staging one."""
         return self.replace(
@@ -407,53 +380,9 @@ class Settings:
             staging_dir_override=str(self.staging_dir),
         )
 
-    @property
-    def sources_dir(self) -> Path:
-        """Parent of the directories of the other sources."""
-        return self.data_dir / _SOURCES
-
     def of_carrier(self, name: str) -> Self:
         """Return the settings of a source's replicator."""
         return self.replace(carrier=name, data_dir=self.sources_dir / name)
-
-    def flight_socket(self, worker: str) -> Path:
-        """Return the Unix socket on which a worker accepts the coordinator or its TLS listener."""
-        if self.token_file:  # it is on another machine, and the directory is its own
-            return self.run_dir / f"{worker}.flight"
-        whole = self.data_dir.parent.parent if self.worker else self.data_dir
-        return whole / "run" / f"{worker}.flight"
-
-    @property
-    def keys_dir(self) -> Path:
-        """Keys that identify this end of a link to another machine."""
-        return self.data_dir / "keys"
-
-    @property
-    def staging_dir(self) -> Path:
-        """State runs of populations under way."""
-        if self.staging_dir_override:
-            return Path(self.staging_dir_override)
-        return self.data_dir / "staging"
-
-    @property
-    def state_dir(self) -> Path:
-        """The RocksDB database."""
-        return self.data_dir / "state"
-
-    @property
-    def queue_dir(self) -> Path:
-        """The queues."""
-        return self.data_dir / "queues"
-
-    @property
-    def spool_dir(self) -> Path:
-        """Changes of transactions too large for memory."""
-        return self.data_dir / "spool"
-
-    @property
-    def tmp_dir(self) -> Path:
-        """Scratch files; emptied at start."""
-        return self.data_dir / "tmp"
 
     def to_json(self) -> str:
         """Return all fields as JSON, with secrets: for a child's environment only."""

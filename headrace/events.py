@@ -19,14 +19,19 @@ import re
 import sys
 import threading
 from collections.abc import MutableMapping
+from pathlib import Path
 from types import TracebackType
-from typing import Any, ClassVar, Final, TextIO
+from typing import Any, ClassVar, Final, Protocol, TextIO
 
 import structlog
+
+from headrace.event_files import EventFile
 
 FORMATS: Final = ("auto", "text", "json")
 """``auto``: text for a terminal, else JSON lines."""
 LEVELS: Final = {"debug": 10, "info": 20, "warning": 30, "error": 40}
+_KEPT: Final = LEVELS["info"]
+"""Events from this level on are kept in a file."""
 
 _PLAIN: Final = re.compile(r'"([a-z_][a-z0-9_$]*)"\."([a-z_][a-z0-9_$]*)"')
 _CONTROL: Final = {
@@ -42,6 +47,22 @@ _ids: Final[dict[str, int]] = {}
 Fields = MutableMapping[str, Any]
 
 _log = structlog.get_logger(__name__)
+
+
+class LogSettings(Protocol):
+    """The settings of the log, see ``Settings``."""
+
+    @property
+    def log_level(self) -> str:
+        """Lowest level."""
+
+    @property
+    def log_format(self) -> str:
+        """One of ``FORMATS``."""
+
+    @property
+    def events_dir(self) -> Path:
+        """Folder of the files of events."""
 
 
 class Lossy(io.StringIO):
@@ -80,9 +101,22 @@ def _only_loud(_logger: Any, method: str, event: Fields) -> Fields:
     return event
 
 
-def configure(level: str = "info", shape: str = "auto", **fields: Any) -> None:
-    """Log ``level`` and above in ``shape``; ``fields`` (the process, its pid) are on every line."""
+def _only_worth_a_look(_logger: Any, method: str, event: Fields) -> Fields:
+    """Drop events that neither the log nor the file takes."""
+    if LEVELS.get(method, LEVELS["error"]) < min(_Threshold.level, _KEPT):
+        raise structlog.DropEvent
+    return event
+
+
+def configure(
+    level: str = "info", shape: str = "auto", folder: Path | None = None, **fields: Any
+) -> None:
+    """Log ``level`` and above in ``shape``; ``fields`` (the process, its pid) are on every line.
+
+    Events from ``info`` on are also appended to a file in ``folder``, with every ``level``.
+    """
     set_level(level)
+    file = EventFile(folder, fields["process"]) if folder else None
     terminal = bool(sys.stderr and sys.stderr.isatty())
     text = shape == "text" or (shape == "auto" and terminal)
 
@@ -92,17 +126,24 @@ def configure(level: str = "info", shape: str = "auto", **fields: Any) -> None:
             event.setdefault(name, value)
         return event
 
+    def keep(_logger: Any, method: str, event: Fields) -> Fields:
+        if file and LEVELS.get(method, LEVELS["error"]) >= _KEPT:
+            file.append(event)
+        return event
+
     structlog.configure(
         processors=[
-            _only_loud,
+            _only_worth_a_look,
             structlog.contextvars.merge_contextvars,
             with_fields,
             named,
             structlog.processors.add_log_level,
+            structlog.processors.format_exc_info,
+            keep,
+            _only_loud,
             structlog.processors.TimeStamper(
                 fmt="%H:%M:%S" if text else "iso", utc=not text, key="timestamp"
             ),
-            structlog.processors.format_exc_info,
             *(_human_readable(colors=terminal) if text else _for_programs()),
         ],
         wrapper_class=structlog.make_filtering_bound_logger(LEVELS["debug"]),
@@ -113,6 +154,19 @@ def configure(level: str = "info", shape: str = "auto", **fields: Any) -> None:
     # Print a traceback if compiled code crashes the process.
     with contextlib.suppress(OSError, ValueError):  # standard error is closed, or no file
         faulthandler.enable()
+
+
+def start(settings: LogSettings, process: str) -> None:
+    """Log the events of this process as ``settings`` say, and keep them in its file."""
+    level, shape, folder = settings.log_level, settings.log_format, settings.events_dir
+    configure(level, shape, folder, process=process, pid=os.getpid())
+
+
+def text(event: Fields) -> str:
+    """Return the line that a terminal shows for ``event``, coloured if standard output is one."""
+    for process in _human_readable(colors=sys.stdout.isatty()):
+        event = process(None, "", event)
+    return str(event)
 
 
 def know_view(view_id: int, name: str) -> None:

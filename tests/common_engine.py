@@ -16,7 +16,7 @@ from headrace.embedded.engine import EmbeddedEngine
 
 USES_MAX: Final = 20
 """Modules after which the engine is replaced: by then its catalogs are full of dead rows."""
-_RECORDS: Final = ("commands", "covered", "facts", "history", "samples", "progress")
+_RECORDS: Final = (*("commands", "covered", "events", "facts", "history", "samples", "progress"),)
 """Tables that an engine writes by itself."""
 
 Opened = contextlib.AbstractContextManager[EmbeddedEngine]

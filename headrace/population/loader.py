@@ -14,7 +14,6 @@ import structlog
 
 from headrace import clock
 from headrace.collections.plan import SourceSpec
-from headrace.config import turns_dir
 from headrace.errors import HeadraceError, SparkUnavailable
 from headrace.expressions.remote import RemoteEvaluator
 from headrace.planner import Planned
@@ -258,7 +257,7 @@ class Loader:
             self._settings.eval_dsn or None,
             owner=_session_owner(self._dsn, self._planned_under),
             value_bytes_max=value_bytes_max,
-            folder=turns_dir(self._settings),
+            folder=self._settings.turns_dir,
         )
 
     def _begin_loading(self) -> None:

@@ -12,7 +12,7 @@ from typing import Any, Final, Protocol
 
 from headrace.collections import plan
 from headrace.collections.plan import PhysicalPlan, SourceSpec
-from headrace.config import Settings, turns_dir
+from headrace.config import Settings
 from headrace.errors import BugError
 from headrace.population import division, segments
 from headrace.population.inputs import Inputs
@@ -81,7 +81,7 @@ def spec_of(
         inputs.clock(settings.source, snapshot.ref),
         settings.population_idle_ms_max,
         owner,
-        "" if settings.spark_cluster else str(turns_dir(settings)),
+        "" if settings.spark_cluster else str(settings.turns_dir),
         inputs.origins(),
         dict(inputs.fed),
     )

@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
-from headrace.config import Settings, turns_dir
+from headrace.config import Settings
 from headrace.errors import HeadraceError, StateDamaged, TransientError
 from headrace.expressions.pool import Pool
 from headrace.forwarder.stream import Stream
@@ -95,7 +95,7 @@ class EngineState:
         self.lagging: Final = Lagging()
         self.checkpoints: Final = checkpoints
         self.suspects: Final = CrashAttribution(settings.run_dir)
-        self.evaluators: Final = Pool(settings.eval_connections_max, turns_dir(settings))
+        self.evaluators: Final = Pool(settings.eval_connections_max, settings.turns_dir)
         self.grants: Final = Grants(max(settings.memory.batches, GRANT_BYTES_MIN), GRANT_BYTES_MIN)
         """Memory for working on the rows of batches."""
         self.opened: RocksDatabase | None = None

@@ -506,7 +506,7 @@ def _job(value: Any) -> str:
 async def _main() -> None:
     settings = Settings.from_env()
     imports.keep_pandas_out()
-    events.configure(settings.log_level, settings.log_format, process="worker", pid=os.getpid())
+    events.start(settings, "worker")
     os.umask(0o077)
     # gRPC would log when a worker on another machine shows a wrong certificate.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")

@@ -22,7 +22,7 @@ async def _main() -> None:
     settings = Settings.from_env()
     imports.keep_pandas_out()
     name = f"worker {settings.worker}"
-    events.configure(settings.log_level, settings.log_format, process=name, pid=os.getpid())
+    events.start(settings, name)
     # gRPC's log lines do not have the project's format.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 

@@ -33,7 +33,7 @@ from psycopg.conninfo import make_conninfo
 from headrace import clock, errors, events
 from headrace.collections import plan, subplans
 from headrace.collections.dataflow import Dataflow
-from headrace.config import Settings, turns_dir
+from headrace.config import Settings
 from headrace.errors import BugError, HeadraceError, Interrupted, TransientError
 from headrace.expressions.pool import Pool
 from headrace.network.ends import Near
@@ -88,7 +88,7 @@ class WorkerService:
         _empty(self._files)
         self._db, _ = open_database(settings.state_dir, settings.memory.states, lambda _: None)
         self._suspects: Final = CrashAttribution(settings.run_dir)
-        self._evaluators: Final = Pool(settings.eval_connections_max, turns_dir(settings))
+        self._evaluators: Final = Pool(settings.eval_connections_max, settings.turns_dir)
         self._units: dict[int, Placed] = {}
         self._batches: Final = WorkerBatches(
             self._settings, self._units, self._db, self._suspects, self._evaluators, self._ask

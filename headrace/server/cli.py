@@ -87,6 +87,7 @@ def parser() -> argparse.ArgumentParser:
     check = add("check", "check everything that the server needs, and change nothing")
     status = add("status", "show whether the server works, and why views are not up to date")
     views = add("views", "list the views, with their status and lag")
+    logs = add("logs", "show the log of a server on this machine, running or not", "")
     top = add("top", "show the views as a table that is drawn again every second")
     completion = add("completion", "print a script that completes headrace's words in a shell", "")
     add("config", "list all settings, with value, origin and meaning")
@@ -125,11 +126,36 @@ def parser() -> argparse.ArgumentParser:
         help="pause between two pages (default 1)",
     )
     top.add_argument("--once", action="store_true", help="print one page and end")
+    _add_flags_of_logs(logs)
     completion.add_argument("shell", choices=_SHELLS, help="the shell that reads the script")
     for report in (check, status, views):
         report.add_argument("--json", action="store_true", help="print JSON")
     remove.add_argument("--drop-tables", action="store_true", help="drop the result tables as well")
     return root
+
+
+def _add_flags_of_logs(logs: argparse.ArgumentParser) -> None:
+    logs.add_argument("-f", "--follow", action="store_true", help="go on with new lines")
+    logs.add_argument(
+        "-n",
+        "--lines",
+        type=int,
+        default=200,
+        metavar="N",
+        help="number of lines (default 200)",
+    )
+    logs.add_argument("--view", metavar="NAME", help="only lines about this view or assertion")
+    logs.add_argument(
+        "-l",
+        "--level",
+        choices=list(events.LEVELS)[1:],
+        default="info",
+        help="only lines of this level and above (default info)",
+    )
+    logs.add_argument("--json", action="store_true", help="print JSON, one object a line")
+    metavar, text = _FLAGS["data_dir"]
+    logs.add_argument("--data-dir", dest="data_dir", metavar=metavar, help=text)
+    logs.add_argument("--config", type=Path, metavar="FILE", help="file of settings (TOML)")
 
 
 def _sentence(text: str) -> str:
@@ -375,6 +401,16 @@ def _top(arguments: argparse.Namespace) -> int:
     return top.run(settings, _say, every_s=every_s, once=arguments.once)
 
 
+def _logs(arguments: argparse.Namespace) -> int:
+    from headrace.server import logs
+
+    flags = {} if arguments.data_dir is None else {"data_dir": arguments.data_dir}
+    folder = Settings.load(flags, arguments.config).events_dir
+    shown = logs.EventFilter(arguments.view, arguments.level)
+    follow, raw = arguments.follow, arguments.json
+    return logs.run(folder, _say, shown, last=arguments.lines, follow=follow, raw=raw)
+
+
 def _completion(arguments: argparse.Namespace) -> int:
     import shtab
 
@@ -394,6 +430,7 @@ _COMMANDS: Final[dict[str, Callable[[argparse.Namespace], int]]] = {
     "completion": _completion,
     "config": _config,
     "init": _init,
+    "logs": _logs,
     "start": _start,
     "status": _report,
     "top": _top,

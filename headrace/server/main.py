@@ -30,6 +30,7 @@ from headrace.server.backlogs import Backlogs
 from headrace.server.clients import ClientCalls
 from headrace.server.commands import CommandPeer, Commands
 from headrace.server.direct import Direct
+from headrace.server.event_copier import EventCopier
 from headrace.server.executors import Executors
 from headrace.server.health import Health
 from headrace.server.listener import Listener
@@ -68,7 +69,7 @@ def run(
     ``again`` reads the settings once more, for RELOAD; None: they stay as they are.
     """
     loaded = settings
-    events.configure(settings.log_level, settings.log_format, process="commander", pid=os.getpid())
+    events.start(settings, "commander")
     os.umask(0o077)
     rpc.check(settings.worker_socket, settings.builder_socket)
     with lock_data_dir(settings.data_dir):
@@ -185,6 +186,7 @@ class Commander:
         self._guard = PublicationGuard(settings, worker)
         self._purge = janitor.Purge(settings)
         self._observer = Observer(settings, worker, self._commands.fillings)
+        self._event_copier = EventCopier(settings)
         self._executors = Executors(settings, self._supervisor)
         self._traces = Traces(settings, version(), worker)
         self._status = 0
@@ -220,6 +222,7 @@ class Commander:
                 self._backlogs.start()
                 self._purge.start()
                 self._observer.start()
+                self._event_copier.start()
                 self._executors.start()
                 self._traces.start()
                 host, port = await self._listener.start()
@@ -238,6 +241,7 @@ class Commander:
             await self._listener.close()
             await self._purge.stop()
             await self._observer.stop()
+            await self._event_copier.stop()
             await self._executors.stop()
             await self._traces.stop()
             await self._backlogs.stop()

@@ -29,12 +29,7 @@ def run(settings: Settings, fork_server: ForkServer) -> int:
         TransientError: the database cannot be reached.
     """
     settings = settings.replace(worker=joined.token(settings).partition(".")[0])
-    events.configure(
-        settings.log_level,
-        settings.log_format,
-        process=f"worker {settings.worker}",
-        pid=os.getpid(),
-    )
+    events.start(settings, f"worker {settings.worker}")
     os.umask(0o077)
     rpc.check(settings.worker_socket)
     with lock_data_dir(settings.data_dir):

@@ -49,7 +49,7 @@ async def _main() -> None:
     settings = Settings.from_env()
     imports.keep_pandas_out()
     name = f"source {settings.carrier}"
-    events.configure(settings.log_level, settings.log_format, process=name, pid=os.getpid())
+    events.start(settings, name)
     await entry.stand(name, settings.worker_socket, lambda: _Running(settings))
 
 

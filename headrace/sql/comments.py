@@ -97,6 +97,28 @@ ABOUT: Final[dict[str, tuple[str, str]]] = {
 }  # fmt: skip
 """Topic and meaning, by name of a routine that users call; all others are internal."""
 
+TABLES: Final[dict[str, dict[str, str]]] = {
+    "events": {
+        "": "What the processes of Headrace have logged; rows of your views, and for members of the role of the engine all.",
+        "at": "When it was logged.",
+        "level": "info, warning or error.",
+        "event": "Name of the event; the manual has a list with meanings and actions.",
+        "view": "Name of the view or assertion that the event is about.",
+        "view_id": "Its number at that time; another one after a resync.",
+        "process": "Process that logged it: commander, worker, builder, or a worker or source by name.",
+        "fields": "All other fields of the event.",
+    },
+    "violations": {
+        "": "Times at which the query of an assertion was not empty.",
+        "violated_at": "Commit time of the last transaction of the batch that made it so.",
+        "rows": "Number of rows after that batch.",
+        "sample": "Some of the rows that the batch has added.",
+        "xids": "Transactions of the batch, the first 100 of them.",
+        "resolved_at": "Commit time of the batch that made it empty again; NULL while it is not.",
+    },
+}  # fmt: skip
+"""Comments on tables that users read, and (by name) on their columns."""
+
 _INTERNAL: Final = "Internal to Headrace."
 
 
@@ -137,6 +159,32 @@ BEGIN
            AND pg_catalog.obj_description(p.oid, 'pg_proc') IS DISTINCT FROM coalesce(h.about, '{_INTERNAL}')
     LOOP
         EXECUTE pg_catalog.format('COMMENT ON ROUTINE %s IS %L', routine.signature, routine.about);
+    END LOOP;
+END
+$$;
+{_of_tables()}"""  # noqa: S608  names and texts of our own table
+
+
+def _of_tables() -> str:
+    rows = ",\n        ".join(
+        f"('headrace.{table}'::pg_catalog.regclass, '{column}', '{about}')"
+        for table, columns in TABLES.items()
+        for column, about in columns.items()
+    )
+    return f"""DO $$
+DECLARE
+    shown record;
+BEGIN
+    FOR shown IN
+        SELECT CASE WHEN a.attname IS NULL THEN pg_catalog.format('TABLE %s', h.place)
+                    ELSE pg_catalog.format('COLUMN %s.%I', h.place, a.attname) END AS what, h.about
+          FROM (VALUES
+        {rows}) h(place, name, about)
+          LEFT JOIN pg_catalog.pg_attribute a ON a.attrelid OPERATOR(pg_catalog.=) h.place
+           AND a.attname OPERATOR(pg_catalog.=) h.name
+         WHERE pg_catalog.col_description(h.place, coalesce(a.attnum, 0)) IS DISTINCT FROM h.about
+    LOOP
+        EXECUTE pg_catalog.format('COMMENT ON %s IS %L', shown.what, shown.about);
     END LOOP;
 END
 $$;

@@ -34,7 +34,7 @@ BEGIN
 END
 $$;
 GRANT USAGE ON SCHEMA headrace TO PUBLIC;
-GRANT SELECT ON headrace.meta, headrace.progress, headrace.view_tables, headrace.view_uses, headrace.points, headrace.samples, headrace.held, headrace.facts TO PUBLIC;
+GRANT SELECT ON headrace.meta, headrace.progress, headrace.view_tables, headrace.view_uses, headrace.points, headrace.samples, headrace.held, headrace.facts, headrace.events TO PUBLIC;
 GRANT SELECT (id, schema_name, view_name, query, columns, explain, options, settings, owner, result_oid,
               start_lsn, status, message, detail, hint, culprit, sqlstate, tried, note, block, created_at, canonical, revision, since, last_error, last_error_at, paused_by, placed_parts)
     ON headrace.views TO PUBLIC;

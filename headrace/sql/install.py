@@ -52,6 +52,7 @@ FILES: Final = (
     "samples.sql",
     "held.sql",
     "facts.sql",
+    "events.sql",
     "view_tables.sql",
     "view_uses.sql",
     "made_schemas.sql",

@@ -33,6 +33,12 @@ ALTER TABLE headrace.facts ENABLE ROW LEVEL SECURITY;
 DROP POLICY IF EXISTS own ON headrace.facts;
 CREATE POLICY own ON headrace.facts FOR SELECT USING (pg_catalog.pg_has_role(
     (SELECT c.relowner FROM pg_catalog.pg_class c WHERE c.oid = 'headrace.facts'::pg_catalog.regclass), 'USAGE'));
+ALTER TABLE headrace.events ENABLE ROW LEVEL SECURITY;
+DROP POLICY IF EXISTS own ON headrace.events;
+CREATE POLICY own ON headrace.events FOR SELECT USING (
+    owner IN (SELECT r.oid FROM pg_catalog.pg_roles r WHERE pg_catalog.pg_has_role(r.oid, 'USAGE'))
+    OR pg_catalog.pg_has_role(
+        (SELECT c.relowner FROM pg_catalog.pg_class c WHERE c.oid = 'headrace.events'::pg_catalog.regclass), 'USAGE'));
 ALTER TABLE headrace.points ENABLE ROW LEVEL SECURITY;
 DROP POLICY IF EXISTS own ON headrace.points;
 CREATE POLICY own ON headrace.points FOR SELECT

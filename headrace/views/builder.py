@@ -463,7 +463,7 @@ def main() -> int:
     """Run the process; the entry point."""
     settings = Settings.from_env()
     imports.keep_pandas_out()
-    events.configure(settings.log_level, settings.log_format, process="builder", pid=os.getpid())
+    events.start(settings, "builder")
     os.umask(0o077)
     try:
         asyncio.run(serve(settings))

@@ -26,7 +26,6 @@ import structlog
 from headrace.collections import plan
 from headrace.collections.plan import PhysicalPlan, SourceSpec
 from headrace.collections.source import load_columns
-from headrace.config import turns_dir
 from headrace.errors import (
     DefiniteFailure,
     PrivilegeError,
@@ -250,7 +249,7 @@ def _relations(
             settings.eval_dsn or None,
             owner=f"owner {subject.owner}",
             value_bytes_max=limits.value_bytes,
-            folder=turns_dir(settings),
+            folder=settings.turns_dir,
         )
         stack.callback(remote.close)
         stack.enter_context(job.cancelling(lambda: bound.cancel(cancelled())))

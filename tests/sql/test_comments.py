@@ -38,6 +38,20 @@ def test_each_routine_has_a_comment(conn):
         assert comment == about, name
 
 
+def test_tables_that_users_read_have_comments(conn):
+    found = conn.execute(
+        "SELECT c.relname, coalesce(a.attname, ''), d.description FROM pg_description d"
+        "  JOIN pg_class c ON c.oid = d.objoid AND d.classoid = 'pg_class'::regclass"
+        "  LEFT JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum = nullif(d.objsubid, 0)"
+        " WHERE c.relnamespace = 'headrace'::regnamespace"
+    ).fetchall()
+    assert sorted(found) == sorted(
+        (table, column, about)
+        for table, columns in comments.TABLES.items()
+        for column, about in columns.items()
+    )
+
+
 def test_what_help_shows_can_be_pasted(conn):
     shown = dict(conn.execute("SELECT name, call FROM headrace.help()").fetchall())
     assert shown["list_views"] == "SELECT * FROM headrace.list_views()"
