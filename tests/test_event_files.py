@@ -1,4 +1,4 @@
-"""Files of events: each event is read once, whatever happens to the files meanwhile."""
+"""Files of events: each event is read once, also if the files are renamed or torn."""
 
 from __future__ import annotations
 

@@ -81,7 +81,7 @@ _COLUMNS: Final = {
     ),
     "view_stats": (
         "node collection shared worker rows_in rows_out batches busy_us cpu_us state_rows "
-        "state_bytes state_exact queued_rows queued_bytes"
+        "state_bytes state_exact queued_rows queued_bytes view"
     ),
     "workers": "worker state pid views memory_bytes since address cpu_s moved",
     "clients": (

@@ -6,7 +6,7 @@
 DROP FUNCTION IF EXISTS headrace.clients();
 CREATE FUNCTION headrace.clients(
     OUT id bigint, OUT role text, OUT database text, OUT application_name text, OUT state text,
-    OUT transaction text, OUT call text, OUT call_ms bigint, OUT connected_at text, OUT idle_ms bigint,
+    OUT transaction text, OUT call text, OUT call_ms bigint, OUT connected_at timestamptz, OUT idle_ms bigint,
     OUT queries bigint, OUT received_bytes bigint, OUT sent_bytes bigint, OUT address text, OUT port bigint,
     OUT tls text, OUT server_pid bigint, OUT server_tls text)
 RETURNS SETOF record
@@ -15,6 +15,6 @@ AS $$
     SELECT * FROM jsonb_to_recordset(headrace.ask_engine('clients', 'show_clients'))
       AS a(
           id bigint, role text, database text, application_name text, state text, transaction text, call text,
-          call_ms bigint, connected_at text, idle_ms bigint, queries bigint, received_bytes bigint,
+          call_ms bigint, connected_at timestamptz, idle_ms bigint, queries bigint, received_bytes bigint,
           sent_bytes bigint, address text, port bigint, tls text, server_pid bigint, server_tls text)
 $$;

@@ -112,9 +112,9 @@ async def take(conn: Connection, question: Question) -> Taken | None:
     error = None
     if not allowed:
         error = {k: text.format(caller) for k, text in _NOT_ALLOWED.items()}
-    elif view is None and any(p.required for p in parameters):
+    elif view is None and (question.subject or any(p.required for p in parameters)):
         error = _DROPPED
-    arguments = {p.name: view for p in parameters if p.required}
+    arguments = {p.name: view for p in parameters if p.name == "name"}
     arguments |= {p.name: question.flag for p in parameters if p.kind == "bool"}
     command = Taken(question.command, name, _json(arguments), "{}", caller)
     values = {

@@ -70,6 +70,13 @@ class ViewRequest(Request):
 
 
 @dataclass(frozen=True, slots=True)
+class ViewStats(Request):
+    """Report the work of the collections of view ``name``; None: of all that the caller may see."""
+
+    name: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class CreateView(ViewRequest):
     """Create a view of ``query``."""
 
@@ -506,7 +513,7 @@ _ALL: Final = (
     _selected("memory", Request, asked=True),
     _selected("batches", Request, asked=True),
     Verb("set_placement", SetPlacement, fills=True, tells=True),
-    _selected("view_stats", ViewRequest, answer="stats", asked=True),
+    _selected("view_stats", ViewStats, answer="stats", asked=True),
     _selected(
         "explain_placement", ExplainPlacement, answer="placement", procedure="show_placement"
     ),

@@ -8,13 +8,13 @@
 -- address: where a worker on another machine listens; pid: of its process there, if known.
 DROP FUNCTION IF EXISTS headrace.workers();
 CREATE FUNCTION headrace.workers(
-    OUT worker text, OUT state text, OUT pid bigint, OUT views bigint, OUT memory_bytes bigint, OUT since text,
+    OUT worker text, OUT state text, OUT pid bigint, OUT views bigint, OUT memory_bytes bigint, OUT since timestamptz,
     OUT address text, OUT cpu_s double precision, OUT moved text)
 RETURNS SETOF record
 LANGUAGE sql VOLATILE SET search_path = pg_catalog, pg_temp SET jit = off
 AS $$
     SELECT * FROM jsonb_to_recordset(headrace.ask_engine('workers', 'show_workers'))
       AS a(
-          worker text, state text, pid bigint, views bigint, memory_bytes bigint, since text, address text,
+          worker text, state text, pid bigint, views bigint, memory_bytes bigint, since timestamptz, address text,
           cpu_s double precision, moved text)
 $$;

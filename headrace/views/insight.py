@@ -14,7 +14,7 @@ from headrace.population import names
 from headrace.population.context import JobContext
 from headrace.population.job import Job
 from headrace.sql import views
-from headrace.sql.verbs import Request, ViewRequest
+from headrace.sql.verbs import Request, ViewStats
 from headrace.sql.views import Seen
 
 Row = list[Any]
@@ -97,7 +97,7 @@ def _us(ms: float | None) -> int | None:
     return None if ms is None else round(ms * 1000)
 
 
-def view_stats(context: JobContext, job: Job, request: ViewRequest) -> list[Row]:
+def view_stats(context: JobContext, job: Job, request: ViewStats) -> list[Row]:
     """Return a row for each collection, with the columns of ``sql/view_stats.sql``.
 
     Raises:
@@ -105,17 +105,20 @@ def view_stats(context: JobContext, job: Job, request: ViewRequest) -> list[Row]
         PrivilegeError: the caller is not its owner.
         TransientError: the worker is not running.
     """
-    with job.connection(context.settings.source, what="builder") as conn, job.translating():
-        view = names.find_owned(conn, request.name, request.caller, request.settings)
-    found = context.worker.call("stats", {"view_id": view.id}, job)
+    shown = _seen(context, job, request).names
+    if request.name is not None:
+        with job.connection(context.settings.source, what="builder") as conn, job.translating():
+            view = names.find_owned(conn, request.name, request.caller, request.settings)
+        shown = {view.id: shown.get(view.id, request.name)}
     return [
         [
             *(row["node"], row["collection"], row["shared"], row["worker"]),
             *(row["rows_in"], row["rows_out"], row["batches"], row["busy_us"], row["cpu_us"]),
             *(row["state_rows"], row["state_bytes"], row["state_exact"]),
-            *(row["queued_rows"], row["queued_bytes"]),
+            *(row["queued_rows"], row["queued_bytes"], name),
         ]
-        for row in found
+        for view_id, name in sorted(shown.items(), key=lambda each: each[1])
+        for row in context.worker.call("stats", {"view_id": view_id}, job)
     ]
 
 

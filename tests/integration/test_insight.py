@@ -168,6 +168,38 @@ def test_what_each_collection_has_done(sharing, source, engine):
         somebody.execute("SELECT * FROM headrace.view_stats('public.sums')")
 
 
+def test_the_work_of_all_views_in_one_query(sharing, source, engine):
+    for conn in (sharing, source):
+        found = conn.execute(
+            "SELECT v.name, count(*), sum(s.rows_out) > 0 FROM headrace.list_views() v"
+            "  JOIN headrace.view_stats() s ON s.view = v.name"
+            " WHERE v.name ~ 'public.(sums|rows)' GROUP BY 1 ORDER BY 1"
+        ).fetchall()
+        alone = {
+            name: conn.execute(
+                "SELECT count(*), sum(rows_out) > 0 FROM headrace.view_stats(%s)", (name,)
+            ).fetchone()
+            for name in ("public.rows", "public.sums")
+        }
+        assert {name: rest for name, *rest in found} == {n: list(row) for n, row in alone.items()}
+    (whole,) = source.execute("CALL headrace.show_view_stats()").fetchone()
+    assert {row["view"] for row in whole} >= {"public.rows", "public.sums"}
+    with role(source, "other") as other, connect(engine.dsn, other) as somebody:
+        assert somebody.execute("SELECT count(*) FROM headrace.view_stats()").fetchone() == (0,)
+        source.execute(f"CREATE VIEW {other}.mine AS SELECT 1")
+        with pytest.raises(psycopg.errors.UndefinedTable):
+            somebody.execute("SELECT * FROM headrace.view_stats('mine')")
+
+
+def test_times_are_times(sharing, source):
+    source.execute("INSERT INTO sold SELECT 2000, 3, 1")
+    wait(sharing, "sums")
+    for table, column in (("batches", "at"), ("clients", "connected_at")):
+        query = f"SELECT count(*) FROM headrace.{table}() WHERE {column} > now() - interval '1 d'"
+        for conn in (sharing, source):
+            assert conn.execute(query).fetchone()[0] > 0, table
+
+
 def test_what_waits_for_postgres_is_not_busy_itself(commander, source):
     source.execute(
         "CREATE FUNCTION slow(int) RETURNS int IMMUTABLE LANGUAGE plpgsql"

@@ -1,4 +1,4 @@
-"""Table ``headrace.events`` and ``headrace logs``: what the processes log, for SQL and a shell."""
+"""Table ``headrace.events`` and ``headrace logs``: the log of all processes, for SQL and a shell."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_a_role_sees_the_events_of_its_views(source, engine):
                         lambda name=name: ("info", LEFT, "paused") in events_of(source, name),
                         "recorded",
                     )
-                # A dropped view had an owner, who still sees what became of it.
+                # The former owner of a dropped view still sees its events.
                 first.execute("CALL headrace.drop_view('a')")
                 wait_until(
                     lambda: ("info", "view dropped", None) in events_of(source, f"{one}.a"), "gone"

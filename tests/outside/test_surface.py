@@ -30,8 +30,12 @@ GONE = {
 }
 """``clients()``, ``end_client()``, ``settings()`` and ``reload()`` replaced the admin database;
 ``lane_ms`` is accepted as another name of ``slow_batch_ms``; ``check_command`` was for procedures."""
-ALTERED = {"list_views", "view_states", "verify", "verify_view", "submit"}
-"""Functions with another column, ``cursor`` or ``assertion``, or another argument, ``in_postgres`` or ``queued``."""
+ALTERED = {
+    *("list_views", "view_states", "verify", "verify_view", "submit", "view_stats"),
+    *("show_view_stats", "batches", "workers", "clients", "sources"),
+}
+"""Functions with another column, ``cursor``, ``assertion`` or ``view``, a column of another type,
+``timestamptz``, or another argument, ``in_postgres`` or ``queued``."""
 NEW = {
     *("clients", "client_stats", "settings", "end_client", "reload"),
     *("show_clients", "show_client_stats", "show_settings"),

@@ -56,7 +56,7 @@ def test_what_help_shows_can_be_pasted(conn):
     shown = dict(conn.execute("SELECT name, call FROM headrace.help()").fetchall())
     assert shown["list_views"] == "SELECT * FROM headrace.list_views()"
     assert shown["pause_view"] == "CALL headrace.pause_view(name text)"
-    assert shown["view_stats"] == "SELECT * FROM headrace.view_stats(name text)"
+    assert shown["lineage"] == "SELECT * FROM headrace.lineage(name text)"
     assert shown["explain_view"].startswith(
         "SELECT * FROM headrace.explain_view(name_or_query text,"
     )
