@@ -92,6 +92,7 @@ def parser() -> argparse.ArgumentParser:
     completion = add("completion", "print a script that completes headrace's words in a shell", "")
     add("config", "list all settings, with value, origin and meaning")
     worker = add("worker", "run a worker for a server on another machine", "--join")
+    add("adopt", "take over the views of a database that was restored from a dump")
     remove = add("uninstall", "remove slot, publication and schema headrace from the database")
     add("demo", "try Headrace on an embedded Postgres with sample data", "", add_help=False)
     add("version", "print the version", "")
@@ -367,6 +368,21 @@ def _config(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def _adopt(arguments: argparse.Namespace) -> int:
+    from headrace.sql import install
+
+    settings = settings_of(arguments)
+    with connect.session(settings.source, name="headrace") as conn:
+        found = install.adopt(conn)
+    for name in found.views:
+        lost = name in found.missing
+        _say(f"view {name} adopted{', its table is missing and will be created' if lost else ''}")
+    for name in found.feeds:
+        _say(f"feed {name} dropped: its owner is not known")
+    _say("start Headrace: it fills these views again, in their present tables")
+    return 0
+
+
 def _uninstall(arguments: argparse.Namespace) -> int:
     from headrace.postgres import decoding_standby
     from headrace.postgres import slot as setup
@@ -426,6 +442,7 @@ def _version(_: argparse.Namespace | None = None) -> int:
 
 
 _COMMANDS: Final[dict[str, Callable[[argparse.Namespace], int]]] = {
+    "adopt": _adopt,
     "check": _check,
     "completion": _completion,
     "config": _config,

@@ -27,6 +27,7 @@ from headrace.errors import PrerequisiteError
 from headrace.postgres.connect import log_in
 from headrace.postgres.statements import alone
 from headrace.sql import (
+    adopted,
     calls,
     comments,
     installed,
@@ -194,6 +195,25 @@ def made() -> list[str]:
     return [*names, calls.CAPTURED, *calls.names(), publication_trigger.NAME, "help"]
 
 
+def adopt(conn: Connection) -> adopted.AdoptedCatalog:
+    """Install as ``install`` does, and adopt a catalog that was restored from a dump.
+
+    Raises:
+        PrerequisiteError: as ``install``; or the catalog was not restored, or cannot be adopted.
+    """
+    if problem := next(iter(problems(conn)), None):
+        raise problem
+    if restored.problem(conn) is None:
+        raise PrerequisiteError(
+            "there is nothing to adopt: schema headrace was not restored from a dump",
+            hint="Start Headrace: headrace start.",
+            sqlstate="55000",
+        )
+    found = _repeated(conn, adopt=True)
+    assert found is not None, "it was restored"
+    return found
+
+
 def install(conn: Connection) -> None:
     """Create or upgrade every object, in one transaction; idempotent.
 
@@ -205,10 +225,14 @@ def install(conn: Connection) -> None:
         PrerequisiteError: the role may not create the schema, or an existing object is
             not ours or of a later version.
     """
+    _repeated(conn, adopt=False)
+
+
+def _repeated(conn: Connection, *, adopt: bool) -> adopted.AdoptedCatalog | None:
     since = clock.monotonic()
     while True:
         try:
-            return _install(conn)
+            return _install(conn, adopt=adopt)
         except (psycopg.errors.DeadlockDetected, psycopg.errors.LockNotAvailable):
             _wait(conn, since)
             clock.sleep(_AGAIN_S * secrets.randbelow(100) / 100)
@@ -234,21 +258,23 @@ def _blockers(conn: Connection) -> str | None:
     return None if row is None else row[0]
 
 
-def _install(conn: Connection) -> None:
+def _install(conn: Connection, *, adopt: bool) -> adopted.AdoptedCatalog | None:
+    found = None
     with conn.transaction():
         alone(conn, _INSTALL_LOCK)
         conn.execute(_WAIT)
         conn.execute("SET LOCAL search_path = pg_catalog")
         conn.execute("SET LOCAL client_min_messages = warning")
         _check(conn)
-        if stale := restored.problem(conn):
+        stale = restored.problem(conn)
+        if stale and not adopt:
             raise stale
         number = upgrades.found(conn)
         texts = list(scripts())
-        if number == upgrades.CATALOG and installed.unchanged(conn, texts):
+        if not stale and number == upgrades.CATALOG and installed.unchanged(conn, texts):
             conn.execute(statements(_EACH_START).encode())
             restored.note(conn)
-            return
+            return None
         schema, *others = texts
         try:
             # Our constant texts hold several statements, so they take no parameters.
@@ -257,6 +283,9 @@ def _install(conn: Connection) -> None:
             owned.check(conn, [*made(), *upgrades.GONE])
             before = upgrades.routines(conn)
             for text in [*map(statements, upgrades.steps(number)), *others]:
+                # That file finds result tables by their OIDs; all tables exist before it.
+                if stale and text == statements(_EACH_START):
+                    found = adopted.adopt(conn)
                 conn.execute(text.encode())
             if number is not None and number < upgrades.CATALOG:
                 upgrades.drop_former(conn, before)
@@ -281,6 +310,7 @@ def _install(conn: Connection) -> None:
         installed.note(conn, texts)
     if number is not None and number != upgrades.CATALOG:
         _log.info("catalog upgraded", before=number, now=upgrades.CATALOG)
+    return found
 
 
 def problems(conn: Connection) -> list[PrerequisiteError]:

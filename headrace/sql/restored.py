@@ -52,8 +52,8 @@ def problem(conn: Connection) -> PrerequisiteError | None:
         "schema headrace was restored from a dump; the OIDs of tables that it records are not"
         " valid here",
         detail="An unrelated table would be mistaken for the table of a view.",
-        hint="Save the calls that make its views (docs/manual/copies.md, A dump), run headrace"
-        " uninstall, drop the tables of the views, start Headrace, and create them again.",
+        hint="Run headrace adopt, which finds the tables by their names; then start Headrace, which"
+        " fills the views again.  Or run headrace uninstall: the tables stay as ordinary tables.",
         sqlstate="55000",
     )
 

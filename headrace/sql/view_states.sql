@@ -30,6 +30,7 @@ AS $$
     SELECT v.id, format('%I.%I', v.schema_name, v.view_name), k.status,
            CASE WHEN k.orphan THEN format('the role that owned it was dropped; CALL headrace.set_owner(%L, role)'
                     ' gives it a new owner.', format('%I.%I', v.schema_name, v.view_name))
+                WHEN d.restored THEN 'schema headrace was restored from a dump: run headrace adopt, then start Headrace'
                 WHEN k.status = v.status THEN NULL
                 WHEN k.status = 'stopped' THEN 'no engine is connected to this database'
                 WHEN k.status = 'starting' THEN 'the worker is not connected, or silent'
@@ -59,13 +60,16 @@ AS $$
       LEFT JOIN (SELECT r.confirmed_flush_lsn AS confirmed
                    FROM headrace.meta m JOIN pg_replication_slots r ON r.slot_name = m.value
                   WHERE m.key = 'slot_name') s ON true
+     CROSS JOIN (SELECT EXISTS (SELECT FROM headrace.meta m WHERE m.key = 'catalog_oid'
+                                   AND m.value <> 'headrace.views'::regclass::oid::text) AS restored) d
       LEFT JOIN headrace.worker_position() e ON true
       LEFT JOIN headrace.held u ON u.view_id = v.id AND u.kind = 'cursor'
       LEFT JOIN headrace.held h ON h.view_id = v.id AND h.kind = 'behind' AND v.status <> 'error'
            AND (h.lsn >= p.lsn OR u.what = 'catching_up')
      CROSS JOIN LATERAL (
          SELECT v.owner IS NOT NULL AND o.oid IS NULL AS orphan,
-                CASE WHEN v.owner IS NOT NULL AND o.oid IS NULL THEN 'error'
+                CASE WHEN d.restored THEN 'stopped'
+                     WHEN v.owner IS NOT NULL AND o.oid IS NULL THEN 'error'
                      WHEN v.status IN ('paused', 'error') THEN v.status
                      WHEN v.status = 'running' AND c.oid IS NULL THEN 'error'
                      WHEN e.heard AND (p.epoch > 0 OR v.status <> 'running') THEN v.status

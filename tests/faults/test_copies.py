@@ -20,6 +20,7 @@ from headrace.embedded.binaries import account
 from headrace.embedded.engine import EmbeddedEngine
 from headrace.embedded.postgres import EmbeddedPostgres
 from headrace.errors import PrerequisiteError
+from headrace.server.cli import main
 from tests.compared import differs
 from tests.conftest import drop_database
 from tests.faults import copies
@@ -94,7 +95,7 @@ def folder(tmp_path: Path) -> Iterator[Path]:
 
 @pytest.mark.parametrize("elsewhere", [False, True], ids=["same_server", "other_server"])
 def test_a_dump_is_refused_and_can_be_put_right(original, server, second, start_engine, elsewhere):
-    """The dump restores without a message; the remedy of the refusal gives exact views."""
+    """The dump restores without a message; both remedies give exact views."""
     where = second if elsewhere else server
     name = f"c_{uuid.uuid4().hex[:12]}"
     copy = copies.new_database(where, name)
@@ -106,11 +107,12 @@ def test_a_dump_is_refused_and_can_be_put_right(original, server, second, start_
     with pytest.raises(PrerequisiteError) as refused:
         start_engine(copy, HEADRACE_SLOT_NAME=original.slot)
     assert "schema headrace was restored from a dump" in refused.value.detail
-    assert "run headrace uninstall" in refused.value.detail
+    assert "headrace adopt" in refused.value.detail
+    assert "headrace uninstall" in refused.value.detail
     belongs = f'belongs to database "{conninfo_to_dict(original.dsn)["dbname"]}"'
     assert (belongs in refused.value.detail) is not elsewhere
     assert ("probably a copy" in refused.value.detail) is not elsewhere
-    # The remedy, with the statements of the manual.
+    # The second remedy, with the statements of the manual.
     with connect(copy) as conn:
         calls = [row[0] for row in conn.execute(_calls()).fetchall()]
         assert len(calls) == len(VIEWS)
@@ -124,6 +126,98 @@ def test_a_dump_is_refused_and_can_be_put_right(original, server, second, start_
     original.unaffected()
     engine.stop()
     drop_database(where.dsn(), name)
+
+
+@pytest.mark.parametrize("elsewhere", [False, True], ids=["same_server", "other_server"])
+def test_a_dump_is_adopted(original, server, second, start_engine, elsewhere, capsys):
+    """Its views follow the copy, with owners, rights, indexes and views over views."""
+    owner = f"owner_{uuid.uuid4().hex[:12]}"
+    for each in (server, second):
+        with connect(each.dsn()) as conn:
+            conn.execute(f"CREATE ROLE {owner}")
+    with connect(original.dsn) as conn:
+        conn.execute(f"GRANT SELECT ON t TO {owner}; GRANT ALL ON SCHEMA public TO {owner}")
+        for call in (
+            f"set_owner('sums', '{owner}')",
+            "set_history('copied', '1 hour')",
+            "create_view('above', 'SELECT g, n * 2 AS n FROM sums', '{\"key\": [\"g\"]}')",
+            "create_view('resting', 'SELECT n FROM t WHERE n < 5')",
+            "create_index('copied', '(x)')",
+            "pause_view('resting')",
+        ):
+            conn.execute(f"CALL headrace.{call}")
+        conn.execute("GRANT SELECT ON copied TO PUBLIC")
+        conn.execute("CALL headrace.create_feed('f', 'copied')")
+        conn.execute("UPDATE u SET x = 7 WHERE id = 1")
+        conn.execute("CALL headrace.wait_for('copied')")
+        before = ids(original.dsn)
+    where = second if elsewhere else server
+    name = f"c_{uuid.uuid4().hex[:12]}"
+    copy = copies.new_database(where, name)
+    copies.restore(server, original.dsn, copy)
+    queries = VIEWS | {
+        "above": "SELECT g, n * 2 AS n FROM sums",
+        "resting": "SELECT n FROM t WHERE n < 5",
+    }
+    with connect(copy) as conn:
+        # Here the numbers that the catalog has belong to another table.
+        conn.execute("CREATE TABLE innocent (g int, n bigint)")
+        conn.execute("INSERT INTO innocent VALUES (1, 1)")
+        conn.execute("UPDATE headrace.views SET result_oid = 'innocent'::regclass")
+        conn.execute("UPDATE headrace.view_tables SET table_oid = 'innocent'::regclass")
+        conn.execute("DROP TABLE resting")
+        conn.execute("DELETE FROM copied WHERE id < 4; INSERT INTO sums VALUES (99, 9, 9)")
+        shown = conn.execute("SELECT DISTINCT status, message FROM headrace.list_views()")
+        assert shown.fetchall() == [
+            (
+                "stopped",
+                "schema headrace was restored from a dump: run headrace adopt, then start Headrace",
+            )
+        ]
+    assert main(["adopt", "--source", copy]) == 0
+    said = capsys.readouterr().out
+    assert "view public.above adopted\n" in said
+    assert "view public.resting adopted, its table is missing" in said
+    assert "feed f dropped" in said
+    assert main(["adopt", "--source", copy]) == 1
+    assert "there is nothing to adopt" in capsys.readouterr().err
+    engine = start_engine(copy)
+    with connect(copy) as conn:
+
+        def wrong() -> list[object]:
+            stopped = conn.execute(
+                "SELECT name, status, message FROM headrace.list_views() WHERE status <> 'running'"
+            ).fetchall()
+            return stopped or [d for view, q in queries.items() for d in differs(conn, view, q)]
+
+        wait_until(lambda: not wrong(), wrong, every_s=0.05)
+        exact(copy)
+        wait_until(lambda: not wrong(), wrong, every_s=0.05)
+        assert conn.execute("SELECT * FROM innocent").fetchall() == [(1, 1)]
+        assert conn.execute(
+            "SELECT owner FROM headrace.list_views() WHERE name = 'public.sums'"
+        ).fetchone() == (owner,)
+        # The table may have been edited since the dump, so its history begins again.
+        changed = conn.execute("SELECT data, weight FROM headrace.view_changes('copied')")
+        assert changed.fetchall() == [("(11,0)", 1)]
+        indexes = conn.execute("SELECT indexdef FROM pg_indexes WHERE tablename = 'copied'")
+        assert any("(x)" in text for (text,) in indexes.fetchall())
+        assert conn.execute(
+            "SELECT has_table_privilege('public', 'copied', 'SELECT')"
+        ).fetchone() == (True,)
+    engine.stop()
+    drop_database(where.dsn(), name)
+    with connect(original.dsn) as conn:
+        assert ids(original.dsn) == before
+        assert "stream interrupted" not in original.engine.log
+        for view, query in queries.items():
+            if view != "resting":
+                assert differs(conn, view, query) == []
+        conn.execute(f"CALL headrace.set_owner('sums', '{conn.info.user}')")
+        conn.execute(f"DROP OWNED BY {owner}")
+    for each in (server, second):
+        with connect(each.dsn()) as conn:
+            conn.execute(f"DROP ROLE {owner}")
 
 
 def _calls() -> str:
