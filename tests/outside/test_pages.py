@@ -49,8 +49,8 @@ def test_there_is_something_to_exempt():
     kinds = {(str(b.page.relative_to(ROOT)), b.kind) for p in PAGES for b in pages.blocks(p)}
     assert {*checks.EXEMPT, *checks.ELSEWHERE} <= kinds
     assert {p.stem for p in MANUAL.glob("*.md")} - {p.stem for p in FOLLOWED} == {
-        # Tables and prose: tests/test_events.py, tests/test_config.py, test_troubleshooting.py.
-        *("events", "settings", "troubleshooting"),
+        # Tables and prose: tests/test_config.py, test_troubleshooting.py.
+        *("settings", "troubleshooting"),
         "high-availability",  # tests/failover
         "copies",  # prose: tests/faults/test_copies.py, test_moving_name.py, test_certificates.py
         "spark",  # tests/population/test_spark_masters.py
