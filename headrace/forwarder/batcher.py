@@ -39,7 +39,8 @@ from headrace.forwarder.spool import Spool
 from headrace.kernels.pgoutput import Commit, read_begin, read_commit
 from headrace.types import format_lsn
 
-_B, _C, _R, _Y = b"BCRY"
+_B, _C, _R, _Y, _M = b"BCRYM"
+_WITHOUT_ROWS: Final = frozenset((_B, _M))
 _MESSAGE_BYTES: Final = 64
 """Memory overhead of a message beyond its content."""
 _IDLE_S: Final = 0.5
@@ -368,6 +369,12 @@ class Batcher:
             else:
                 self._tx.append(message)
                 self._tx_bytes += len(message) + _MESSAGE_BYTES
+            return
+        if not self._tx_parts and all(m[0] in _WITHOUT_ROWS for m in self._tx):
+            # The server sends it for the sake of logical messages that we do not want.
+            self._tx.clear()
+            self._tx_bytes = 0
+            self.keepalive(commit.end_lsn)
             return
         self._tx.append(message)
         self._tx_bytes += len(message) + _MESSAGE_BYTES

@@ -1,4 +1,4 @@
-"""Changes of another database, as logical messages in the WAL of the database that we stream.
+"""Logical messages in the stream: changes of another database, and request ids.
 
     source eu ──stream──► carrier ──pg_logical_emit_message──► WAL of main ──stream──► batcher
 
@@ -7,6 +7,10 @@ the other stream, which name tables that we have made for them (``sources/``).  
 transaction of main, and are processed as if written there.
 
     bytes of a message = (length: 4 bytes, big-endian; the message)*
+
+A user's transaction may name the request that it belongs to, by a message with prefix ``headrace``.
+Such messages stay in the stream, and the decoder reads them (``kernels/pgoutput.py``).  Foreign
+messages are removed here.
 
 Source: Postgres manual, "Logical Replication Message Formats", Message.
 """
@@ -21,6 +25,9 @@ from headrace.errors import BugError
 
 _SIZE: Final = struct.Struct("!I")
 _OID_BYTES: Final = 4
+_REQUEST: Final = b"headrace\0"
+_REQUEST_BYTES_MAX: Final = 1_000
+"""A longer message names no request."""
 _FIXED: Final = 10
 """Bytes of a Message before its prefix: its letter, flags, and LSN."""
 _TRANSACTIONAL: Final = 1
@@ -38,25 +45,34 @@ def packed(messages: Iterable[bytes]) -> bytes:
 
 
 class Opener:
-    """Unpacks our messages in the stream of one connection.
+    """Unpacks our messages in the stream of one connection, and removes foreign ones.
 
     Each message describes its tables again; a description that has not changed is not passed on.
     """
 
-    def __init__(self, token: str) -> None:
-        self._head: Final = prefix(token).encode() + b"\0"
+    def __init__(self, token: str | None) -> None:
+        """Take the secret ``token`` of our messages; None: no database sends any."""
+        self._head: Final = b"" if token is None else prefix(token).encode() + b"\0"
         self._start: Final = _FIXED + len(self._head)
         self._described: dict[bytes, bytes] = {}
 
     def opened(self, messages: list[bytes]) -> list[bytes]:
-        """Return ``messages`` with ours unpacked in place, and without foreign logical ones."""
+        """Return ``messages`` with ours unpacked in place, and without foreign logical ones.
+
+        Request ids stay as they are.
+        """
         if not any(m[0] == _M for m in messages):
             return messages
         out: list[bytes] = []
         for message in messages:
             if message[0] != _M:
                 out.append(message)
-            elif message.startswith(self._head, _FIXED) and message[1] & _TRANSACTIONAL:
+            elif not message[1] & _TRANSACTIONAL:
+                continue
+            elif message.startswith(_REQUEST, _FIXED):
+                if len(message) <= _REQUEST_BYTES_MAX:
+                    out.append(message)
+            elif self._head and message.startswith(self._head, _FIXED):
                 out.extend(self._inside(message))
         return out
 

@@ -94,7 +94,7 @@ class Stream:
         self._asked = 0
         self._stopping = False
         self.token: Final = token
-        self._opener = None if token is None else Opener(token)
+        self._opener: Final = Opener(token)
         origin = Origin(
             decoding_standby.dsn(settings),
             "headrace stream",
@@ -102,7 +102,7 @@ class Stream:
             settings.publication_name,
             settings.spool_dir,
             settings.memory.transaction,
-            messages=token is not None,
+            messages=True,
             standby=bool(settings.decode_from),
         )
         last = begin.last
@@ -259,9 +259,7 @@ class Stream:
 
     def _add(self, messages: list[bytes]) -> bool:
         """Pass messages on, carried ones unpacked; returns whether there is room for more."""
-        if self._opener is not None:
-            messages = self._opener.opened(messages)
-        return self.batcher.add(messages)
+        return self.batcher.add(self._opener.opened(messages))
 
     def _on_keepalive(self, before: list[bytes], lsn: int, ask: bool) -> None:
         if before:

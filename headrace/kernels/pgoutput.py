@@ -31,6 +31,11 @@ from headrace.kernels.source import DELETE, INSERT, TRUNCATE, UPDATE
 _CHUNK_BYTES_MAX: Final = 512 * 1024 * 1024
 """Maximum raw bytes decoded into one batch, so that text columns fit 32-bit offsets."""
 _BEGIN: Final = struct.Struct(">qqI")
+_MESSAGE: Final = struct.Struct(">cbq")
+_LENGTH: Final = struct.Struct(">I")
+_REQUEST: Final = b"headrace\0"
+"""Prefix of a logical message with the id of a request."""
+_REQUEST_CHARS_MAX: Final = 200
 _COMMIT: Final = struct.Struct(">bqqq")
 
 
@@ -94,6 +99,13 @@ class RelationChanged:
     relation: Relation
 
 
+@dataclass(frozen=True, slots=True)
+class RequestNamed:
+    """The transaction belongs to the request ``id``, by its own logical message."""
+
+    id: str
+
+
 class Changes:
     """Changes of one relation, rows in stream order; values are decoded when requested.
 
@@ -130,7 +142,7 @@ class Changes:
         return pa.RecordBatch.from_arrays(arrays, names)
 
 
-Event = Begin | Commit | RelationChanged | Changes
+Event = Begin | Commit | RelationChanged | RequestNamed | Changes
 
 
 class _Pending:
@@ -242,7 +254,9 @@ class Decoder:
                 self._describe(message, events)
             elif kind == b"T":
                 self._truncate(message)
-            elif kind not in (b"Y", b"O", b"M"):
+            elif kind == b"M":
+                self._message(message, events)
+            elif kind not in (b"Y", b"O"):
                 raise ContinuityLost(
                     f"unknown message type 0x{message[0]:02x} in the replication stream"
                 )
@@ -270,6 +284,17 @@ class Decoder:
             events.extend(self._drain(known))
         self._relations[relation.oid] = _Pending(relation)
         events.append(RelationChanged(relation))
+
+    def _message(self, message: bytes, events: list[Event]) -> None:
+        if message.startswith(_REQUEST, _MESSAGE.size):
+            start = _MESSAGE.size + len(_REQUEST)
+            (size,) = _LENGTH.unpack_from(message, start)
+            text = message[start + _LENGTH.size :]
+            if len(text) != size:
+                raise _malformed()
+            # The text may be of any encoding, and the user's own transaction has written it.
+            shown = text.decode(errors="replace").replace("\0", "")
+            events.append(RequestNamed(shown[:_REQUEST_CHARS_MAX]))
 
     def _truncate(self, message: bytes) -> None:
         count, _options = struct.unpack_from(">IB", message, 1)

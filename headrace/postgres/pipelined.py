@@ -160,13 +160,15 @@ def _text(value: Any) -> bytes | None:
     if value is None:
         return None
     if isinstance(value, list):
-        if value and isinstance(value[0], str):
-            value = [_quoted(element) for element in value]
-        value = f"{{{','.join(map(str, value))}}}"
+        value = f"{{{','.join(map(_element, value))}}}"
     return str(value).encode()
 
 
-def _quoted(element: str) -> str:
+def _element(element: Any) -> str:
+    if element is None:
+        return "NULL"
+    if not isinstance(element, str):
+        return str(element)
     escaped = element.replace("\\", "\\\\").replace('"', '\\"')
     return f'"{escaped}"'
 

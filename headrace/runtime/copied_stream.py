@@ -82,7 +82,7 @@ class CopiedStream:
         self._settings: Final = settings
         self._beginning: Final = beginning
         self._tell: Final = changed
-        self._opener: Final = None if beginning.token is None else Opener(beginning.token)
+        self._opener: Final = Opener(beginning.token)
         self._batcher: Final = Batcher(
             start_lsn=beginning.lsn,
             spool_bytes_min=settings.memory.transaction,
@@ -206,7 +206,7 @@ class CopiedStream:
             settings.publication_name,
             settings.spool_dir,
             settings.memory.transaction,
-            messages=self._opener is not None,
+            messages=True,
             copied_from=settings.slot_name,
         )
         begin = self._beginning
@@ -271,9 +271,7 @@ class CopiedStream:
             )
 
     def _add(self, messages: list[bytes]) -> None:
-        if self._opener is not None:
-            messages = self._opener.opened(messages)
-        self._batcher.add(messages)
+        self._batcher.add(self._opener.opened(messages))
 
     def _on_keepalive(self, before: list[bytes], lsn: int, ask: bool) -> None:
         if before:

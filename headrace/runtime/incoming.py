@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from headrace.errors import HeadraceError
 from headrace.forwarder.batcher import Batch
-from headrace.kernels.pgoutput import Begin, Changes, Decoder, RelationChanged
+from headrace.kernels.pgoutput import Begin, Changes, Decoder, RelationChanged, RequestNamed
 from headrace.runtime.columns import Description, Types, typed
 from headrace.runtime.edges import TableDiffs
 from headrace.types import Diffs
@@ -46,6 +46,8 @@ class Frames(ABC):
         self.xids: dict[int, int] = {}
         """XIDs of its transactions by the LSN that their rows have, in the order of their commits;
         filled while the rows are read from the stream or the log."""
+        self.requests: dict[int, str] = {}
+        """Ids of the requests that transactions belong to, by the same LSNs; filled likewise."""
         self.stopped: dict[int, HeadraceError] = {}
         """Views that must not take the rows, by ID; filled while the rows are read."""
 
@@ -90,13 +92,16 @@ class StreamFrames(Frames):
         if self._kept is not None:
             yield from self._kept
             return
-        kept, xid = [], 0
+        kept, xid, lsn = [], 0, 0
         for messages in self._batch.chunks():
             events = [*self._decoder.feed(messages), *self._decoder.flush()]
             found = []
             for event in events:
                 if isinstance(event, Begin):
-                    self.xids[event.final_lsn] = xid = event.xid
+                    lsn = event.final_lsn
+                    self.xids[lsn] = xid = event.xid
+                elif isinstance(event, RequestNamed):
+                    self.requests[lsn] = event.id
                 elif isinstance(event, RelationChanged):
                     found.append(Description(xid, event.relation))
             if found:

@@ -139,11 +139,17 @@ class Intake:
         if outcome.failed:
             self._stop_failed(outcome)
         frames = outcome.frames
+        xids: tuple[int, ...] = ()
+        requests: tuple[str | None, ...] = ()
         parts = [
             ViewPart.of(view, outcome.diffs.get(view.id), self._watch.relied_on)
             for view in views
             if view.processed == frames.txid
         ]
+        if any(p.kept for p in parts):
+            xids = tuple(islice(frames.xids.values(), XIDS_MAX))
+            if frames.requests:
+                requests = tuple(map(frames.requests.get, islice(frames.xids, XIDS_MAX)))
         return CommitJob(
             frames.txid,
             frames.attempt,
@@ -156,7 +162,8 @@ class Intake:
             frames.oldest_us,
             began_s,
             clock.monotonic(),
-            tuple(islice(frames.xids.values(), XIDS_MAX)) if any(p.kept for p in parts) else (),
+            xids,
+            requests,
         )
 
     def pass_time(self, instant: int) -> None:

@@ -86,6 +86,8 @@ class CommitJob:
     """When its result was computed, on the monotonic clock."""
     xids: tuple[int, ...] = ()
     """XIDs of its first transactions, ``XIDS_MAX`` at most, if a history is written."""
+    requests: tuple[str | None, ...] = ()
+    """Request id of each of ``xids``; empty: none has one."""
 
     @property
     def moment(self) -> HistoryPosition:
@@ -97,6 +99,7 @@ class CommitJob:
             clock.from_postgres(self.oldest_us or self.commit_time_us),
             self.transactions,
             self.xids,
+            self.requests,
         )
 
 

@@ -66,7 +66,7 @@ _RESTORED: Final = "the database was restored from a dump"
 
 @dataclass(frozen=True, slots=True)
 class AdoptedCatalog:
-    """What was adopted, by qualified names."""
+    """The views and feeds of an adopted catalog, by name."""
 
     views: list[str]
     missing: list[str]

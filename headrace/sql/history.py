@@ -55,7 +55,7 @@ WITH kept AS MATERIALIZED (
 put AS (
     INSERT INTO headrace.history
            (history_id, txid, part, lsn, commit_at, row_count, weights, data,
-            net, first_at, transactions, xids)
+            net, first_at, transactions, xids, requests)
     SELECT k.id, k.txid, $3::int, $4::pg_lsn,
            coalesce($5::timestamptz, pg_catalog.clock_timestamp()),
            pg_catalog.cardinality($6::bigint[]), $6::bigint[],
@@ -63,7 +63,7 @@ put AS (
                    FROM unnest($7::text[]) WITH ORDINALITY AS u (row, place) ORDER BY u.place),
            CASE WHEN k.asserted THEN
                 (SELECT pg_catalog.sum(w.weight)::bigint FROM unnest($6::bigint[]) AS w (weight)) END,
-           $8::timestamptz, $9::int, $10::bigint[]
+           $8::timestamptz, $9::int, $10::bigint[], $11::text[]
       FROM kept k)
 SELECT (SELECT pg_catalog.pg_notify(
             ('headrace_' || k.view_name)::pg_catalog.name::text, k.txid::text) WHERE {room}),
@@ -153,6 +153,8 @@ class HistoryPosition:
     transactions: int = 0
     xids: Sequence[int] = ()
     """XIDs of the first transactions."""
+    requests: Sequence[str | None] = ()
+    """Request id of each of ``xids``; empty: none has one."""
 
 
 def interval(conn: Connection, text: str) -> str:
@@ -230,7 +232,8 @@ def values(view_id: int, at: HistoryPosition, number: int, part: Part) -> tuple[
     """Return the parameters of ``writing`` for part ``number`` of its txid."""
     lsn = format_lsn(at.lsn)
     changes = (view_id, at.txid, number, lsn, at.committed_at, part.weights, part.data)
-    return (*changes, at.first_at, at.transactions, list(at.xids))
+    requests = list(at.requests) or None
+    return (*changes, at.first_at, at.transactions, list(at.xids), requests)
 
 
 def find(conn: Connection, view_id: int, txid: int, lsn: str) -> StoredHistory | None:

@@ -24,10 +24,10 @@ import psycopg
 
 from headrace.errors import PrerequisiteError
 
-CATALOG: Final = 5
+CATALOG: Final = 6
 """1: before numbers.  2: last errors of views, workers on other machines.  3: views with intervals
 are populated again; lagging views in ``held``.  4: states of cursors in ``held``.  5: progress of
-populations in ``held``, last transactions of sources, queued calls."""
+populations in ``held``, last transactions of sources, queued calls.  6: requests of changes."""
 KEY: Final = "version"
 """Key of its row in ``headrace.meta``."""
 GONE: Final = ("await_command",)

@@ -1,8 +1,10 @@
 -- Returns the last changes of the rows of a view that have the values in key, the latest first: what a row was before and
 -- after each.  xids: the transactions of that txid, the first 100 of them; empty or NULL: a population, or only the passing
--- of time.  The rows are texts of the view's row type, (after::v).* are the columns.
-CREATE OR REPLACE FUNCTION headrace.who_changed(view regclass, key jsonb, most int DEFAULT 10)
-RETURNS TABLE (txid bigint, lsn pg_lsn, commit_at timestamptz, xids bigint[], change text, before text, after text)
+-- of time.  requests: the request ids of these transactions, in the same order; NULL: none has one.  The rows are texts of the view's row type, (after::v).* are the columns.
+DROP FUNCTION IF EXISTS headrace.who_changed(regclass, jsonb, int);
+CREATE FUNCTION headrace.who_changed(view regclass, key jsonb, most int DEFAULT 10)
+RETURNS TABLE (txid bigint, lsn pg_lsn, commit_at timestamptz, xids bigint[], change text, before text, after text,
+    requests text[])
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET jit = off SET row_security = on
 AS $$
 #variable_conflict use_variable
@@ -24,8 +26,8 @@ BEGIN
     END IF;
     -- The order and LIMIT let Postgres read the history backwards, and only as far as needed.
     RETURN QUERY EXECUTE format('
-        SELECT c.txid, c.lsn, c.commit_at, c.xids, p.change, p.before, p.after
-          FROM (SELECT DISTINCT ON (h.txid) h.txid, h.lsn, h.commit_at, h.xids FROM headrace.history h
+        SELECT c.txid, c.lsn, c.commit_at, c.xids, p.change, p.before, p.after, c.requests
+          FROM (SELECT DISTINCT ON (h.txid) h.txid, h.lsn, h.commit_at, h.xids, h.requests FROM headrace.history h
                  WHERE h.history_id = $1 AND h.txid > $2 ORDER BY h.txid DESC) c
          CROSS JOIN LATERAL (
              WITH rows AS (

@@ -90,9 +90,16 @@ VIEWS = {
     2: ["groups", "several"],
     3: ["groups", "several"],
     4: ["groups", "several"],
+    5: ["groups", "several"],
 }
-FILLED_ANEW = {1: set(), 2: {"groups"}, 3: set(), 4: set()}
-KEPT = {1: (1, 1, 1, 2, 0), 2: (0, 0, 0, 2, 0), 3: (0, 0, 0, 2, 0), 4: (0, 0, 0, 2, 0)}
+FILLED_ANEW = {1: set(), 2: {"groups"}, 3: set(), 4: set(), 5: set()}
+KEPT = {
+    1: (1, 1, 1, 2, 0),
+    2: (0, 0, 0, 2, 0),
+    3: (0, 0, 0, 2, 0),
+    4: (0, 0, 0, 2, 0),
+    5: (1, 0, 0, 2, 0),
+}
 """By catalog: rows of history, points, feeds and progress; views without a time."""
 
 

@@ -1,0 +1,2 @@
+-- To catalog 6.  Requests that transactions belong to.
+ALTER TABLE IF EXISTS headrace.history ADD COLUMN IF NOT EXISTS requests text[];
