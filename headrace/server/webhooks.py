@@ -159,4 +159,8 @@ def contents(found: Delivery) -> dict[str, Any]:
         **{"transactions": found.transactions, "xids": found.xids},
         **{"first_at": found.first_at.isoformat(), "lsn": found.lsn, "txid": found.txid},
     }
-    return told | {"sample": found.sample} if found.may_read else told
+    if not found.may_read:
+        return told
+    if found.requests:
+        told["requests"] = found.requests
+    return told | {"sample": found.sample} if found.event == "violated" else told

@@ -40,9 +40,10 @@ SELECT d.id::text, d.event, d.tries, t.url, t.secret, x.assertion, x.id AS viola
        CASE d.event WHEN 'violated' THEN x.lsn ELSE x.resolved_lsn END::text AS lsn,
        CASE d.event WHEN 'violated' THEN x.txid ELSE x.resolved_txid END AS txid,
        CASE d.event WHEN 'violated' THEN x.xids ELSE x.resolved_xids END AS xids,
+       CASE d.event WHEN 'violated' THEN x.requests ELSE x.resolved_requests END AS requests,
        CASE d.event WHEN 'violated' THEN x.transactions ELSE x.resolved_transactions END AS transactions,
        CASE d.event WHEN 'violated' THEN x.rows ELSE 0 END AS rows, x.sample, r.oid IS NOT NULL AS owned,
-       d.event = 'violated' AND r.oid IS NOT NULL AND c.oid IS NOT NULL AND NOT c.relrowsecurity
+       r.oid IS NOT NULL AND c.oid IS NOT NULL AND NOT c.relrowsecurity
            AND pg_catalog.has_table_privilege(r.oid, c.oid, 'SELECT') AS may_read
   FROM headrace.webhook_deliveries d
   JOIN headrace.webhook_targets t ON t.assertion_id = d.assertion_id
@@ -87,6 +88,7 @@ class Delivery:
     lsn: str
     txid: int
     xids: list[int]
+    requests: list[str | None] | None
     transactions: int
     rows: int
     sample: Any

@@ -57,11 +57,12 @@ SELECT a.id, a.view_id, h.id AS history_id,
 _CHANGES: Final = """
 SELECT a.id, c.txid, (c.lsn - '0/0')::bigint AS lsn, c.at, c.at + a.grace AS due_at, c.net,
        coalesce(c.first_at, c.at) AS first_at, coalesce(c.transactions, 0) AS transactions,
-       coalesce(c.xids, '{}') AS xids
+       coalesce(c.xids, '{}') AS xids, coalesce(c.requests, '{}') AS requests
   FROM headrace.assertion_states a JOIN headrace.histories h ON h.view_id = a.view_id
  CROSS JOIN LATERAL (
        SELECT c.txid, min(c.lsn) AS lsn, min(c.commit_at) AS at, sum(c.net)::bigint AS net,
-              min(c.first_at) AS first_at, min(c.transactions) AS transactions, min(c.xids) AS xids
+              min(c.first_at) AS first_at, min(c.transactions) AS transactions, min(c.xids) AS xids,
+              min(c.requests) AS requests
          FROM headrace.history c WHERE c.history_id = h.id AND c.txid > a.txid
         GROUP BY c.txid ORDER BY c.txid LIMIT %(most)s) c
  WHERE a.id = ANY (%(ids)s) ORDER BY a.id, c.txid"""
@@ -78,14 +79,15 @@ UPDATE headrace.assertion_states SET txid = %(txid)s, count = %(count)s, lsn = %
  WHERE id = %(id)s"""
 _VIOLATED: Final = """
 INSERT INTO headrace.violations
-       (assertion_id, assertion, violated_at, rows, sample, xids, transactions, first_at, lsn, txid, webhook)
+       (assertion_id, assertion, violated_at, rows, sample, xids, transactions, first_at, lsn, txid, webhook, requests)
 VALUES (%(id)s, %(name)s, %(at)s, %(rows)s, %(sample)s::jsonb, %(xids)s, %(transactions)s, %(first_at)s,
-        %(lsn)s::pg_lsn, %(txid)s, %(webhook)s)
+        %(lsn)s::pg_lsn, %(txid)s, %(webhook)s, %(requests)s::text[])
 RETURNING id"""
 _RESOLVED: Final = """
 UPDATE headrace.violations SET resolved_at = %(at)s, resolved_xids = %(xids)s,
        resolved_transactions = %(transactions)s, resolved_first_at = %(first_at)s,
-       resolved_lsn = %(lsn)s::pg_lsn, resolved_txid = %(txid)s, webhook = coalesce(%(webhook)s, webhook)
+       resolved_lsn = %(lsn)s::pg_lsn, resolved_txid = %(txid)s, webhook = coalesce(%(webhook)s, webhook),
+       resolved_requests = %(requests)s::text[]
  WHERE id = %(violation)s"""
 # When the queue of notifications is full, a COMMIT with one fails: so it is not filled.
 _NOTIFY: Final = """
@@ -135,6 +137,8 @@ class BatchMark(msgspec.Struct, frozen=True):
     """Commit time of its first transaction."""
     transactions: int = 0
     xids: list[int] = []
+    requests: list[str | None] = []
+    """Request id of each of ``xids``; empty: none has one."""
 
 
 class PendingViolation(msgspec.Struct, frozen=True):
@@ -244,8 +248,8 @@ async def changes(conn: Connection, taken: Collection[int]) -> dict[int, list[Ro
     """Return the next changes of each assertion, ``TXIDS_MAX`` at most."""
     found: dict[int, list[RowsChange]] = {}
     cursor = await conn.execute(_CHANGES, {"ids": list(taken), "most": TXIDS_MAX})
-    async for number, txid, lsn, at, due_at, net, first_at, transactions, xids in cursor:
-        mark = BatchMark(txid, lsn, at, first_at, transactions, xids)
+    async for number, txid, lsn, at, due_at, net, first_at, count, xids, requests in cursor:
+        mark = BatchMark(txid, lsn, at, first_at, count, xids, requests)
         found.setdefault(number, []).append(RowsChange(mark, due_at, net))
     return found
 
@@ -287,6 +291,7 @@ def _columns(mark: BatchMark) -> dict[str, Any]:
             "first_at": mark.first_at,
         },
         **{"transactions": mark.transactions, "xids": list(mark.xids)},
+        "requests": list(mark.requests) or None,
     }
 
 

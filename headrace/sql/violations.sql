@@ -2,6 +2,7 @@
 -- Written by the engine only.
 -- assertion: its name, qualified.  violated_at: commit time of the last transaction of the batch; first_at: of the first.
 -- xids: transactions of the batch, the first 100 of them; none: a population, or only the passing of time.
+-- requests: the request id of each of these transactions; NULL: none has one.
 -- rows: number of rows of the table after the batch.  sample: some of the rows that the batch has added.
 -- webhook: pending, delivered or failed: the delivery of the last event; NULL: none is wanted.
 CREATE TABLE IF NOT EXISTS headrace.violations (
@@ -23,6 +24,8 @@ CREATE TABLE IF NOT EXISTS headrace.violations (
     resolved_first_at timestamptz,
     resolved_lsn  pg_lsn,
     resolved_txid bigint,
-    webhook       text
+    webhook       text,
+    requests      text[],
+    resolved_requests text[]
 );
 CREATE INDEX IF NOT EXISTS violations_assertion_id ON headrace.violations (assertion_id, id);

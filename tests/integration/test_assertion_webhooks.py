@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 
 import psycopg
@@ -190,6 +191,32 @@ def test_rows_are_sent_while_the_owner_may_read_them(commander, source, owner):
         violate(source)
         wait_until(lambda: len(receiver.received) == 3, "the next one is sent")
         assert receiver.received[2].told["sample"] == [{"sku": "lamp", "oversold": "1"}]
+
+
+def test_the_request_is_sent_while_the_owner_may_read_the_rows(commander, source, owner):
+    """Every role may read the notification, so it names no request."""
+    name = "SELECT pg_logical_emit_message(true, 'headrace', %s)"
+    with Receiver() as receiver:
+        source.execute(f"SET ROLE {owner}")
+        create(source, on_violation="both", webhook=receiver.url)
+        source.execute("RESET ROLE")
+        source.execute('LISTEN "headrace.violations"')
+        for n, change in enumerate((violate, resolve, violate, resolve)):
+            if n == 2:
+                source.execute(f"REVOKE SELECT ON no_oversell FROM {owner}")
+            with source.transaction():
+                source.execute(name, (f"request {n}",))
+                change(source)
+            wait_until(lambda n=n: len(receiver.received) == n + 1, "it is sent")
+        found = recorded(source, 2, 2)
+    assert [row["requests"] for row in found] == [["request 0"], ["request 2"]]
+    assert [row["resolved_requests"] for row in found] == [["request 1"], ["request 3"]]
+    told = [request.told.get("requests") for request in receiver.received]
+    assert told == [["request 0"], ["request 1"], None, None]
+    payloads = [json.loads(n.payload) for n in source.notifies(timeout=1, stop_after=4)]
+    assert [payload["event"] for payload in payloads] == ["violated", "resolved"] * 2
+    assert "request" not in str(payloads)
+    source.execute('UNLISTEN "headrace.violations"')
 
 
 def test_the_owner_is_dropped(commander, source, owner):
