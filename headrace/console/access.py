@@ -27,6 +27,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from headrace.config import Settings
 from headrace.errors import PrerequisiteError
 from headrace.postgres import connect
+from headrace.postgres.connect import OwnSettings
 from headrace.process import durable, secret_files
 from headrace.sql import seen
 
@@ -73,6 +74,8 @@ class Person:
     role: str
     database: str
     conn: Connection | None
+    own: OwnSettings
+    """Settings of the role's own sessions, with which its calls are made."""
 
 
 class Access:
@@ -101,7 +104,7 @@ class Access:
         if not self.is_token(token):
             raise Refused("invalid token")
         try:
-            return await self._identity(await self.engine(), ENGINE)
+            return await self._identity(*await self._engine(), ENGINE)
         except (psycopg.Error, TimeoutError, Gone) as error:
             raise Refused("the database cannot be reached now") from error
 
@@ -111,9 +114,11 @@ class Access:
         Raises:
             psycopg.Error, TimeoutError: the source cannot be reached.
         """
+        return (await self._engine())[0]
+
+    async def _engine(self) -> tuple[Connection, OwnSettings]:
         async with self._asking, asyncio.timeout(_LOGIN_S):
-            name = "headrace console"
-            return await connect.async_dicts(self._settings.source, name=name, settings=_OWN)
+            return await _connected(self._settings.source)
 
     async def by_password(self, role: str, password: str) -> Person:
         """Log in to the source as ``role``.
@@ -124,8 +129,8 @@ class Access:
         dsn = self._as_role(role, password)
         try:
             async with self._asking, asyncio.timeout(_LOGIN_S):
-                conn = await connect.async_dicts(dsn, name="headrace console", settings=_OWN)
-            return await self._identity(conn, None)
+                conn, own = await _connected(dsn)
+            return await self._identity(conn, own, None)
         except (psycopg.Error, TimeoutError, Gone) as error:
             # libpq gives no SQLSTATE here, and its message may name hosts: it goes only to the log.
             _log.info("console login failed", role=role, reason=str(error).strip())
@@ -147,14 +152,18 @@ class Access:
             own["require_auth"] = _ASKED
         return make_conninfo("", **(where | own))
 
-    async def _identity(self, conn: Connection, key: str | None) -> Person:
+    async def _identity(self, conn: Connection, own: OwnSettings, key: str | None) -> Person:
         try:
             async with asyncio.timeout(_LOGIN_S):
                 me = await welcome(conn)
         except BaseException:
             await conn.close()
             raise
-        return Person(key or str(me["oid"]), me["role"], me["database"], conn)
+        return Person(key or str(me["oid"]), me["role"], me["database"], conn, own)
+
+
+async def _connected(dsn: str) -> tuple[Connection, OwnSettings]:
+    return await connect.async_captured(dsn, name="headrace console", settings=_OWN)
 
 
 async def welcome(conn: Connection) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import hmac
 import ipaddress
 from importlib import resources
 from typing import Any, Final
@@ -30,9 +31,11 @@ from headrace.console.console_users import ConsoleUsers
 from headrace.console.graph_collector import Full
 from headrace.console.host_interface import METRICS, HostInterface
 from headrace.console.hostnames import Hostnames
+from headrace.console.manual_terms import terms
 from headrace.console.sessions import Attempts
 from headrace.console.single_flight import SingleFlight
-from headrace.console.streaming import Live
+from headrace.console.sql_page import SQL_BYTES_MAX, Busy, SqlPage, body_of
+from headrace.console.streaming import Live, left
 from headrace.process.admission import network
 
 BODY_BYTES_MAX: Final = 8_192
@@ -51,6 +54,7 @@ _TYPES: Final = {
     "css": "text/css; charset=utf-8",
     "svg": "image/svg+xml",
     "png": "image/png",
+    "json": "application/json",
 }
 _POLICY: Final = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self';"
@@ -102,7 +106,9 @@ class App:
         self.people: ConsoleUsers | None = None
         if access is not None:
             self.people = ConsoleUsers(outside, access)
-            self._files = _files("static") | _files("manual", "manual/")
+            self._sql_page = SqlPage(outside)
+            manual = _files("manual", "manual/")
+            self._files = _files("static") | manual | _terms(manual)
             routes += [
                 Route("/", self._file),
                 Route("/static/{path:path}", self._file),
@@ -112,6 +118,7 @@ class App:
                 Route("/api/events", self._events),
                 Route("/api/login", self._login, methods=["POST"]),
                 Route("/api/logout", self._logout, methods=["POST"]),
+                Route("/api/sql", self._sql, methods=["POST"]),
             ]
         handlers: dict[Any, Any] = {HTTPException: _refused}
         self._app = Starlette(routes=routes, exception_handlers=handlers)
@@ -186,8 +193,16 @@ class App:
         if found is None:
             return _json({"role": None, "safe": safe})
         session, lookout = found
-        told = {"role": lookout.identity.role, "engine": session.identity == ENGINE}
-        return _json({**told, "database": lookout.identity.database, "safe": safe})
+        identity = lookout.identity
+        told = {
+            "role": identity.role,
+            "engine": session.identity == ENGINE,
+            "database": identity.database,
+            "safe": safe,
+            "csrf": csrf_token(_cookie(request)),
+            "reads_only": session.identity == ENGINE or identity.own.read_only,
+        }
+        return _json(told)
 
     async def _login(self, request: Request) -> Response:
         assert self.people is not None, "there is a console"
@@ -226,6 +241,27 @@ class App:
         answer = _json({})
         self._set_cookie(answer, request, "")
         return answer
+
+    async def _sql(self, request: Request) -> Response:
+        assert self.people is not None, "there is a console"
+        _check_own(request)
+        found = self.people.find(_cookie(request))
+        if found is None:
+            raise HTTPException(401)
+        _check_csrf(request)
+        try:
+            body = body_of(await _body(request, SQL_BYTES_MAX))
+        except msgspec.MsgspecError as error:
+            raise HTTPException(400) from error
+        if len(body.name) > NAME_MAX or "\0" in body.query + body.name:
+            raise HTTPException(400)
+        session, lookout = found
+        session.seen = clock.monotonic()
+        try:
+            told = await self._sql_page.answer(lookout.identity, body, left(request.receive))
+        except Busy as error:
+            return _json({"error": {"sqlstate": "53400", "message": str(error)}}, 429)
+        return _json(told)
 
     async def _events(self, request: Request) -> Any:
         assert self.people is not None, "there is a console"
@@ -299,12 +335,23 @@ def _check_own(request: Request) -> None:
         raise HTTPException(403)
 
 
-async def _body(request: Request) -> bytes:
+def csrf_token(cookie: str) -> str:
+    """Return the token that a page of the session of ``cookie`` sends with what it changes."""
+    return hashlib.sha256(b"headrace csrf " + cookie.encode()).hexdigest()
+
+
+def _check_csrf(request: Request) -> None:
+    given = request.headers.get("x-headrace-csrf", "").encode(errors="replace")
+    if not hmac.compare_digest(given, csrf_token(_cookie(request)).encode()):
+        raise HTTPException(403)
+
+
+async def _body(request: Request, bytes_max: int = BODY_BYTES_MAX) -> bytes:
     data = b""
     async with asyncio.timeout(BODY_S):
         async for part in request.stream():
             data += part
-            if len(data) > BODY_BYTES_MAX:
+            if len(data) > bytes_max:
                 raise HTTPException(413)
     return data
 
@@ -329,6 +376,22 @@ async def _refused(request: Request, error: HTTPException) -> Response:
     return PlainTextResponse(words, error.status_code, error.headers)
 
 
+def _terms(manual: dict[str, tuple[str, str, bytes]]) -> dict[str, tuple[str, str, bytes]]:
+    """Return the file of the terms that the page links; empty: the manual is not built."""
+    pages = {
+        name.removeprefix("manual/"): data.decode(errors="replace")
+        for name, (_, _, data) in manual.items()
+        if name.endswith(".html")
+    }
+    return (
+        {"manual/terms.json": _file_of("json", msgspec.json.encode(terms(pages)))} if pages else {}
+    )
+
+
+def _file_of(kind: str, data: bytes) -> tuple[str, str, bytes]:
+    return _TYPES[kind], f'"{hashlib.sha256(data).hexdigest()[:32]}"', data
+
+
 def _files(folder: str, prefix: str = "") -> dict[str, tuple[str, str, bytes]]:
     """Return name -> (type, ETag, bytes) of the files in a folder; empty: it does not exist."""
     top = resources.files("headrace.console") / folder
@@ -339,8 +402,6 @@ def _files(folder: str, prefix: str = "") -> dict[str, tuple[str, str, bytes]]:
         for item in below.iterdir():
             if item.is_dir():
                 left.append((f"{prefix}{item.name}/", item))
-            elif kind := _TYPES.get(item.name.rpartition(".")[2]):
-                data = item.read_bytes()
-                tag = f'"{hashlib.sha256(data).hexdigest()[:32]}"'
-                out[prefix + item.name] = (kind, tag, data)
+            elif (kind := item.name.rpartition(".")[2]) in _TYPES:
+                out[prefix + item.name] = _file_of(kind, item.read_bytes())
     return out

@@ -10,6 +10,7 @@ from headrace.console import access
 from headrace.console.access import ENGINE, Access, Person
 from headrace.console.graph_collector import Full, GraphCollector
 from headrace.console.host_interface import HostInterface
+from headrace.console.process_samples import SAMPLE_S, ProcessSamples
 from headrace.console.sessions import Sessions, WebSession
 from headrace.process import tasks
 
@@ -24,16 +25,21 @@ class ConsoleUsers:
         self._outside = outside
         self._door = door
         self._lookouts: dict[str, GraphCollector] = {}
+        self._processes = ProcessSamples()
         self._sweeper: asyncio.Task[None] | None = None
+        self._sampler: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Start expiring sessions."""
+        """Start expiring sessions, and sampling processes."""
         loop = tasks.forever("console sessions", self._sweep, _SWEEP_S)
         self._sweeper = asyncio.create_task(loop)
+        loop = tasks.forever("process samples", self._sample, SAMPLE_S)
+        self._sampler = asyncio.create_task(loop)
 
     async def close(self) -> None:
         """Stop, and end all lookouts."""
         await tasks.end(self._sweeper)
+        await tasks.end(self._sampler)
         for lookout in list(self._lookouts.values()):
             await lookout.close("the server stops")
 
@@ -84,8 +90,15 @@ class ConsoleUsers:
         # After a lost connection the identity's earlier sessions have to log in again.
         self.sessions.end_all(identity.key)
         again = self._door.engine if identity.key == ENGINE else None
-        self._lookouts[identity.key] = GraphCollector(identity, self._outside, again)
+        self._lookouts[identity.key] = GraphCollector(
+            identity, self._outside, again, self._processes
+        )
         return self._lookouts[identity.key]
+
+    async def _sample(self) -> None:
+        while True:
+            self._processes.add(clock.now().timestamp(), self._outside.health.usage())
+            await asyncio.sleep(SAMPLE_S)
 
     async def _sweep(self) -> None:
         while True:

@@ -23,6 +23,7 @@ from headrace.console import access
 from headrace.console.access import Gone, Person
 from headrace.console.graph import graph
 from headrace.console.host_interface import HostInterface
+from headrace.console.process_samples import ProcessSamples
 from headrace.errors import HeadraceError
 from headrace.process import tasks
 from headrace.sql import seen
@@ -44,6 +45,8 @@ STREAMS_MAX: Final = 48
 BATCHES_SHOWN: Final = 120
 OVERVIEW: Final = "overview"
 SAMPLES: Final = "samples"
+FINE: Final = "processes"
+COARSE: Final = "processes of a day"
 SAMPLED_MAX: Final = 300
 """Limit of views with a curve in the list."""
 _CALLS: Final = ("memory", "workers", "sources", "batches")
@@ -121,16 +124,24 @@ class GraphCollector:
         identity: Person,
         outside: HostInterface,
         again: Callable[[], Awaitable[access.Connection]] | None,
+        processes: ProcessSamples | None = None,
     ) -> None:
-        """Take ``again``, which opens another connection; None: a lost one ends the login."""
+        """Take ``again``, which opens another connection; None: a lost one ends the login.
+
+        ``processes``: shown only to members of the engine's role.
+        """
         self.identity = identity
         self.gone = ""
         """Why the login is over; empty: it is not."""
-        self.topics: dict[str, Topic] = {OVERVIEW: Topic(), SAMPLES: Topic()}
+        names = (OVERVIEW, SAMPLES, FINE, COARSE)
+        self.topics: dict[str, Topic] = {name: Topic() for name in names}
         self.looks = 0
         """Number of rounds of queries."""
         self._outside = outside
         self._again = again
+        self._processes = processes
+        self._sampled = (0, 0)
+        """Versions of the samples of processes that the topics have."""
         self._streams: set[Tab] = set()
         self._open: Counter[str] = Counter()
         self._wake = asyncio.Event()
@@ -150,7 +161,8 @@ class GraphCollector:
                 raise Full("too many views are open")
             self._open[view] += 1
             self.topics.setdefault(_topic(view), Topic())
-        names = (OVERVIEW, SAMPLES) if view is None else (OVERVIEW, _topic(view))
+        whole = (OVERVIEW, SAMPLES, FINE, COARSE)
+        names = whole if view is None else (OVERVIEW, _topic(view))
         stream = Tab(names)
         self._streams.add(stream)
         self._wake.set()
@@ -214,6 +226,8 @@ class GraphCollector:
         self._put(OVERVIEW, frame(OVERVIEW, told))
         async with asyncio.timeout(QUERY_S):
             await self._samples(conn)
+        if me["sees_all"]:
+            self._put_processes()
         for view in list(self._open):
             topic = self.topics.get(_topic(view))
             if topic is not None:
@@ -271,6 +285,17 @@ class GraphCollector:
         }
         topic.add(frame(SAMPLES, {"whole": False, "views": news}), self._all_samples)
         self._rouse()
+
+    def _put_processes(self) -> None:
+        samples = self._processes
+        if samples is None:
+            return
+        versions = samples.version, samples.coarse_version
+        if versions[0] != self._sampled[0]:
+            self._put(FINE, frame("processes", {"fine": samples.fine()}))
+        if versions[1] != self._sampled[1]:
+            self._put(COARSE, frame("processes", {"coarse": samples.coarse()}))
+        self._sampled = versions
 
     def _all_samples(self) -> bytes:
         return frame(SAMPLES, {"whole": True, "views": self._points})

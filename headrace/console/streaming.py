@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from typing import Any, Final
+from typing import Final
 
 from starlette.types import Receive, Scope, Send
 
@@ -46,7 +46,7 @@ class Live:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send until the client leaves, is too slow, or has no session any more."""
         here = asyncio.create_task(self._send_all(send))
-        leaving = asyncio.create_task(_left(receive))
+        leaving = asyncio.create_task(left(receive))
         try:
             await asyncio.wait((here, leaving), return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -80,6 +80,7 @@ class Live:
             await send({"type": "http.response.body", "body": data, "more_body": True})
 
 
-async def _left(receive: Receive) -> Any:
+async def left(receive: Receive) -> None:
+    """Return when the client has gone."""
     while (await receive())["type"] != "http.disconnect":
         pass

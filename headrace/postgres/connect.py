@@ -8,22 +8,36 @@ settings of a view (``for_values``).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
+from dataclasses import dataclass
 from typing import Any, Final
 
+import msgspec
 import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg.rows import DictRow, TupleRow, dict_row
 
 from headrace.errors import HeadraceError, PrerequisiteError, UserError
 from headrace.postgres.failures import translate
-from headrace.postgres.settings import PINNED_SETTINGS
+from headrace.postgres.settings import AS_JSON, CAPTURED, PINNED_SETTINGS
 
 Connection = psycopg.Connection[Any]
 
 _TRANSACTION_TIMEOUT_SINCE: Final = 170_000
 """Older servers do not know the setting; as a start-up option it would fail the connection."""
 _NO_TIMEOUT: Final = "SET transaction_timeout = 0"
+_OWN: Final = (*CAPTURED, "default_transaction_read_only")
+"""Settings that ``async_captured`` reads before it pins them."""
+_READ: Final = (
+    f"SELECT ({AS_JSON})::pg_catalog.text AS settings,"
+    " pg_catalog.current_setting('transaction_read_only') AS read_only"
+)
+"""Uses no operators: through the search path they could be the role's own."""
+_PIN: Final = (
+    "SELECT pg_catalog.set_config(p.name, p.value, false)"
+    " FROM ROWS FROM (pg_catalog.unnest(%s::pg_catalog.text[]),"
+    " pg_catalog.unnest(%s::pg_catalog.text[])) AS p (name, value)"
+)
 _LOGIN_S: Final = 5
 _ALIVE: Final = {
     "connect_timeout": "10",
@@ -36,16 +50,29 @@ _ALIVE: Final = {
 """Detect a dead peer or network within half a minute (H39); the DSN may override it."""
 
 
+@dataclass(frozen=True, slots=True)
+class OwnSettings:
+    """The settings with which a new session of a role begins, where a call depends on them."""
+
+    captured: Mapping[str, str]
+    read_only: bool = False
+
+
 def conninfo(
-    dsn: str, *, name: str, replication: bool = False, settings: Mapping[str, str] | None = None
+    dsn: str,
+    *,
+    name: str,
+    replication: bool = False,
+    settings: Mapping[str, str] | None = None,
+    unpinned: Container[str] = (),
 ) -> str:
-    """Return ``dsn`` with the pinned settings, overridden by ``settings``.
+    """Return ``dsn`` with the pinned settings but ``unpinned``, overridden by ``settings``.
 
     ``name`` is the application_name.
     """
     given: dict[str, Any] = _ALIVE | conninfo_to_dict(dsn)
     pinned = dict(PINNED_SETTINGS) | dict(settings or {})
-    options = " ".join(f"-c {k}={_escape(v)}" for k, v in pinned.items())
+    options = " ".join(f"-c {k}={_escape(v)}" for k, v in pinned.items() if k not in unpinned)
     before = given.pop("options", None) or ""
     given["options"] = f"{before} {options}".strip()
     given["application_name"] = name
@@ -175,7 +202,11 @@ def duplicate(conn: Connection) -> Connection:
 
 
 async def async_session(
-    dsn: str, *, name: str, settings: Mapping[str, str] | None = None
+    dsn: str,
+    *,
+    name: str,
+    settings: Mapping[str, str] | None = None,
+    unpinned: Container[str] = (),
 ) -> psycopg.AsyncConnection[TupleRow]:
     """Open a connection for an event loop, with rows as tuples.
 
@@ -183,7 +214,7 @@ async def async_session(
         psycopg.Error: the connection failed.
     """
     conn = await psycopg.AsyncConnection.connect(
-        conninfo(dsn, name=name, settings=settings), autocommit=True
+        conninfo(dsn, name=name, settings=settings, unpinned=unpinned), autocommit=True
     )
     try:
         if conn.info.server_version >= _TRANSACTION_TIMEOUT_SINCE:
@@ -201,6 +232,29 @@ async def async_dicts(
     conn: Any = await async_session(dsn, name=name, settings=settings)
     conn.row_factory = dict_row
     return conn  # type: ignore[no-any-return]
+
+
+async def async_captured(
+    dsn: str, *, name: str, settings: Mapping[str, str] | None = None
+) -> tuple[psycopg.AsyncConnection[DictRow], OwnSettings]:
+    """Open a connection like ``async_dicts``, and return the role's own settings as well.
+
+    They are read before they are pinned, on this connection: a role may be limited to one.
+
+    Raises:
+        psycopg.Error: the connection failed.
+    """
+    conn: Any = await async_session(dsn, name=name, settings=settings, unpinned=_OWN)
+    try:
+        settings_text, read_only = await (await conn.execute(_READ)).fetchone()
+        pins = {k: v for k, v in PINNED_SETTINGS.items() if k in _OWN}
+        await conn.execute(_PIN, (list(pins), list(pins.values())))
+    except BaseException:
+        await conn.close()
+        raise
+    conn.row_factory = dict_row
+    captured = msgspec.json.decode(settings_text, type=dict[str, str])
+    return conn, OwnSettings(captured, read_only == "on")
 
 
 def for_values(dsn: str, *, name: str) -> psycopg.Connection[TupleRow]:

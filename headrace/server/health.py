@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING, Any, Final
 import psycopg
 
 from headrace.config import Settings
+from headrace.console.host_interface import ProcessUsage
 from headrace.errors import HeadraceError
 from headrace.postgres.connect import async_dicts
 from headrace.server.commands import CommandPeer
-from headrace.server.supervisor import Child, Supervisor
+from headrace.server.supervisor import Supervisor
 from headrace.sql import deliveries, origins
 from headrace.sql.status import SHOWN, CursorState, Status
 
@@ -136,8 +137,15 @@ class Health:
         for child in self._supervisor.children:
             page.put("process_up", child.up, child.name)
             page.put("process_restarts_total", child.restarts, child.name)
-            _usage(page, child.name, child)
-        _usage(page, "commander", None)
+        for used in self.usage():
+            page.put("process_cpu_seconds_total", used.cpu_s, used.name)
+            page.put("process_resident_bytes", used.memory_bytes, used.name)
+
+    def usage(self) -> list[ProcessUsage]:
+        """Return the usage of each process; one that has just ended is left out."""
+        pids = {child.name: child.pid for child in self._supervisor.children}
+        found = (_usage(name, pid) for name, pid in {**pids, "commander": os.getpid()}.items())
+        return [used for used in found if used is not None]
 
     async def _worker_measures(self) -> dict[str, Any] | None:
         """Return the worker's measures; None: it does not answer."""
@@ -178,16 +186,14 @@ async def _asked(conn: Connection, text: str, *values: Any) -> list[dict[str, An
     return await (await conn.execute(text, values)).fetchall()
 
 
-def _usage(page: Page, name: str, child: Child | None) -> None:
-    """Add processor time and memory of ``child``, or of this process if it is None."""
-    pid = os.getpid() if child is None else child.pid
-    if pid is None:
-        return
+def _usage(name: str, pid: int | None) -> ProcessUsage | None:
+    """Return the usage of a process; None: it has ended."""
     with contextlib.suppress(OSError, ValueError, IndexError):
         # Skip the process name, which may contain any character.
         words = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        page.put("process_cpu_seconds_total", sum(map(int, words[11:13])) / _TICKS_PER_S, name)
-        page.put("process_resident_bytes", int(words[21]) * _PAGE_BYTES, name)
+        cpu_s = sum(map(int, words[11:13])) / _TICKS_PER_S
+        return ProcessUsage(name, int(pid or 0), cpu_s, int(words[21]) * _PAGE_BYTES)
+    return None
 
 
 def _slot(page: Page, slot: dict[str, Any] | None, settings: Settings) -> None:

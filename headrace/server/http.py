@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ssl
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 from headrace.config import Settings
@@ -23,9 +25,15 @@ def http_port(
         PrerequisiteError: certificate or token cannot be used.
     """
 
-    async def ask(procedure: str, arguments: dict[str, Any], caller: str) -> list[dict[str, Any]]:
-        context = CallContext(caller, {})
-        found = await commands.run(Invocation(procedure, arguments), context, lambda _: None)
+    async def ask(
+        procedure: str,
+        arguments: dict[str, Any],
+        caller: str,
+        settings: Mapping[str, str] = MappingProxyType({}),
+        report: Callable[[str], None] = lambda _: None,
+    ) -> list[dict[str, Any]]:
+        context = CallContext(caller, dict(settings))
+        found = await commands.run(Invocation(procedure, arguments), context, report)
         if found is None:
             return []
         names = [name for name, _ in found.columns]

@@ -5,6 +5,7 @@ Each is a query that this role may run itself.
 
 from __future__ import annotations
 
+import re
 from typing import Any, Final
 
 import psycopg
@@ -15,13 +16,19 @@ SAMPLES_MAX: Final = 20_000
 """Limit over all views together."""
 _ME: Final = """
 SELECT current_user::text AS role, r.oid::bigint AS oid, current_database()::text AS database,
-       r.rolcanlogin AND coalesce(r.rolvaliduntil > clock_timestamp(), true) AS welcome
+       r.rolcanlogin AND coalesce(r.rolvaliduntil > clock_timestamp(), true) AS welcome,
+       coalesce(r.rolsuper OR (SELECT pg_has_role(n.nspowner, 'MEMBER') FROM pg_namespace n
+                                WHERE n.nspname = 'headrace'), false) AS sees_all
   FROM pg_roles r WHERE r.rolname = current_user"""
+_PROGRESS: Final = re.compile(
+    r"it is being filled.*? \((?P<percent>\d+) %\)(?:, about (?P<left>[^;,]+) left)?"
+)
 _STATUS: Final = "SELECT fact, value, ok, hint FROM headrace.status()"
 _VIEWS: Final = """
 SELECT name, status, message, rows, lag_ms, lag_bytes, txid, owner::text AS owner, held_by,
        cursor, extract(epoch FROM since)::float8 AS since, p50_ms, p99_ms, rows_per_s, state_bytes
-  FROM headrace.list_views() LIMIT %s"""
+  FROM headrace.list_views()
+ ORDER BY status IN ('error', 'sink_error', 'stopped') DESC LIMIT %s"""
 # Those that need attention first, so that the limit leaves out others.
 _ASSERTIONS: Final = """
 SELECT name, state, rows, extract(epoch FROM since)::float8 AS since, reason, webhook
@@ -53,11 +60,17 @@ SELECT format('%%I.%%I', v.schema_name, v.view_name) AS name, v.query, v.message
        (SELECT h.keep::text FROM headrace.histories h WHERE h.view_id = v.id) AS history
   FROM headrace.views v
  WHERE format('%%I.%%I', v.schema_name, v.view_name) = %s"""
+_CREATED: Final = """
+SELECT format('%%I.%%I', v.schema_name, v.view_name) AS name
+  FROM headrace.views v, parse_ident(%(name)s) AS p (parts)
+ WHERE v.view_name = p.parts[array_upper(p.parts, 1)]
+   AND (array_length(p.parts, 1) = 1 OR v.schema_name = p.parts[1])
+ ORDER BY v.id DESC LIMIT 1"""
 _PLAN: Final = "SELECT plan FROM headrace.explain_view(%s, 'physical', 'json')"
 
 
 async def me(conn: AsyncConnection) -> dict[str, Any] | None:
-    """Return role, its OID, database, and whether the role may (still) log in; None: it is gone."""
+    """Return role, OID, database, and whether the role may log in and sees all; None: gone."""
     found: dict[str, Any] | None = await (await conn.execute(_ME)).fetchone()
     return found
 
@@ -68,8 +81,20 @@ async def status(conn: AsyncConnection) -> list[dict[str, Any]]:
 
 
 async def views(conn: AsyncConnection, limit: int) -> list[dict[str, Any]]:
-    """Return the views, without their queries."""
-    return await (await conn.execute(_VIEWS, (limit,))).fetchall()
+    """Return the views, without their queries: those that stand still first.
+
+    A view that is being filled has ``percent`` and ``left``, or None where they are not known.
+    """
+    rows = await (await conn.execute(_VIEWS, (limit,))).fetchall()
+    return [row | progress(row["held_by"]) for row in rows]
+
+
+def progress(held_by: str | None) -> dict[str, Any]:
+    """Return the progress of a population in the text of ``held_by`` (``server/progress.py``)."""
+    found = _PROGRESS.search(held_by or "")
+    if found is None:
+        return {"percent": None, "left": None}
+    return {"percent": int(found["percent"]), "left": found["left"]}
 
 
 async def assertions(conn: AsyncConnection, limit: int) -> list[dict[str, Any]]:
@@ -95,6 +120,12 @@ async def view(conn: AsyncConnection, name: str) -> dict[str, Any] | None:
     """Return the details of a view, by its qualified name; None: none that the role may see."""
     found: dict[str, Any] | None = await (await conn.execute(_VIEW, (name,))).fetchone()
     return found
+
+
+async def created(conn: AsyncConnection, name: str) -> str | None:
+    """Return the qualified name of the newest view that ``name`` may mean; None: there is none."""
+    found = await (await conn.execute(_CREATED, {"name": name})).fetchone()
+    return None if found is None else str(found["name"])
 
 
 async def plan(conn: AsyncConnection, name: str) -> str:

@@ -214,7 +214,10 @@ def test_tabs_and_views_of_one_role_are_bounded(settings):
         finally:
             await looker.close("")
 
-    assert asyncio.run(main()) == {lookout.OVERVIEW, lookout.SAMPLES}
+    assert asyncio.run(main()) == {
+        *(lookout.OVERVIEW, lookout.SAMPLES),
+        *(lookout.FINE, lookout.COARSE),
+    }
 
 
 @pytest.mark.parametrize(

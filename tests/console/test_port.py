@@ -14,7 +14,7 @@ import pytest
 
 from headrace.config import Settings
 from headrace.console import app, port
-from headrace.console.host_interface import HostInterface
+from headrace.console.host_interface import HostInterface, ProcessUsage
 from headrace.console.port import HttpPort
 from headrace.errors import PrerequisiteError, UserError
 from headrace.process import admission
@@ -30,6 +30,9 @@ class Health:
 
     async def metrics(self):
         return "a 1\n"
+
+    def usage(self):
+        return [ProcessUsage("commander", 1, 0.5, 1 << 20)]
 
 
 async def ask(procedure, arguments, caller):

@@ -1,18 +1,23 @@
 // The page: who is in, where one is, and what the server says, live.
 import { html, render, useCallback, useEffect, useRef, useState } from "./vendor/preact-htm.js";
-import { Engine, Overview } from "./overview.js";
+import { Engine } from "./engine.js";
+import { Doc, page, useManual } from "./manual.js";
+import { Overview } from "./overview.js";
+import { Sql } from "./sql.js";
 import { View } from "./view.js";
 
 const post = (path, body) => fetch(path, {
   method: "POST", headers: { "content-type": "application/json" }, body: JSON.stringify(body),
 });
 
+const PAGES = [["", "Views"], ["engine", "Engine"], ["sql", "SQL"]];
+
 function where() {
   const hash = location.hash;
   if (hash.startsWith("#/view/")) {
     try { return { page: "view", view: decodeURIComponent(hash.slice(7)) }; } catch { return { page: "views" }; }
   }
-  return { page: hash === "#/engine" ? "engine" : "views" };
+  return { page: PAGES.find(([id]) => hash === `#/${id}`)?.[0] ?? "views" };
 }
 
 function merged(before, told) {
@@ -39,6 +44,7 @@ function useLive(view, on, ended) {
       const take = (name, use) => source.addEventListener(name, (e) => { setConnected(true); const told = JSON.parse(e.data); setState((s) => use(s, told)); });
       take("overview", (s, overview) => ({ ...s, overview, trouble: null }));
       take("samples", (s, told) => ({ ...s, samples: merged(s.samples, told) }));
+      take("processes", (s, told) => ({ ...s, processes: { ...s.processes, ...told } }));
       take("view", (s, told) => ({ ...s, view: told }));
       take("trouble", (s, told) => ({ ...s, trouble: told.message }));
       source.addEventListener("gone", (e) => { close(); ended(JSON.parse(e.data).message); });
@@ -84,7 +90,7 @@ function Login({ safe, why, entered }) {
     <button type="submit" class="main" disabled=${busy || !safe}>${busy ? "Logging in …" : "Log in"}</button></form></main>`;
 }
 
-const KEYS = [["/", "search views"], ["j  k", "next, previous view in the list"], ["Enter", "open it"], ["g", "views"], ["e", "engine"], ["t", "dark or light"], ["?", "this help"], ["Esc", "back"]];
+const KEYS = [["/", "search views"], ["j  k", "next, previous view in the list"], ["Enter", "open it"], ["g", "views"], ["e", "engine"], ["s", "SQL"], ["t", "dark or light"], ["?", "this help"], ["Esc", "back"]];
 
 function Help({ close }) {
   const box = useRef(null);
@@ -134,6 +140,7 @@ function step(by) {
 
 function Console({ who, leave, ended }) {
   const [at, setAt] = useState(where);
+  useManual();
   const [theme, change] = useTheme();
   const [help, setHelp] = useState(false);
   useEffect(() => {
@@ -146,21 +153,22 @@ function Console({ who, leave, ended }) {
   useEffect(() => { document.title = at.view ? `${at.view} – Headrace` : "Headrace"; }, [at.view]);
   useKeys({
     "/": () => document.getElementById("search")?.focus(), j: () => step(1), k: () => step(-1),
-    g: () => { location.hash = "#/"; }, e: () => { location.hash = "#/engine"; }, t: change, "?": () => setHelp(true),
+    g: () => { location.hash = "#/"; }, e: () => { location.hash = "#/engine"; }, s: () => { location.hash = "#/sql"; }, t: change, "?": () => setHelp(true),
     Escape: () => { if (at.page !== "views") location.hash = "#/"; },
   });
   const engine = data?.facts.find((f) => f.fact === "engine");
   const [kind, words] = state.trouble ? ["warn", state.trouble] : !connected ? ["warn", "connecting"] : [engine?.value === "running" ? "ok" : "bad", html`<span class="more">engine </span>${engine?.value ?? "unknown"}`];
   return html`<a class="skip" href="#main" onClick=${(e) => { e.preventDefault(); document.getElementById("main").focus(); }}>Skip to the content</a>
     <header class="top"><a class="brand" href="#/"><${Mark} /><span>Headrace</span></a>
-      <nav aria-label="Pages"><a href="#/" aria-current=${at.page !== "engine" ? "page" : undefined}>Views</a><a href="#/engine" aria-current=${at.page === "engine" ? "page" : undefined}>Engine</a></nav>
+      <nav aria-label="Pages">${PAGES.map(([id, words]) => html`<a key=${id} href=${`#/${id}`} aria-current=${(id || "views") === (at.page === "view" ? "views" : at.page || "views") ? "page" : undefined}>${words}</a>`)}<${Doc} to=${page("start")}>Manual<//></nav>
       <span class=${`pill ${kind}`} role="status"><i aria-hidden="true"></i><span>${words}</span></span>
       <span class="who"><span>${data?.role ?? who.role}</span><small>${data?.database ?? who.database}</small></span>
       <button type="button" class="icon" onClick=${change} aria-label=${theme === "dark" ? "Light colours" : "Dark colours"} title="Dark or light (t)">${theme === "dark" ? "☀" : "☾"}</button>
       <button type="button" class="icon" onClick=${() => setHelp(true)} aria-label="Keys" title="Keys (?)">?</button>
       <button type="button" class="small" onClick=${leave}>Log out</button></header>
     <main id="main" tabindex="-1">${!data ? html`<p class="empty" role="status">Loading …</p>`
-      : at.page === "engine" ? html`<${Engine} data=${data} />`
+      : at.page === "engine" ? html`<${Engine} data=${data} processes=${state.processes} theme=${theme} />`
+      : at.page === "sql" ? html`<${Sql} who=${who} overview=${data} />`
       : at.page === "view" ? html`<${View} key=${at.view} name=${at.view} data=${state.view?.name === at.view ? state.view : null} overview=${data} theme=${theme} />`
       : html`<${Overview} data=${data} samples=${state.samples} />`}</main>
     ${help && html`<${Help} close=${() => setHelp(false)} />`}`;

@@ -92,7 +92,7 @@ function Box({ node, at, stat, live, share, chosen, choose }) {
     <path class="icon" d=${ICONS[node.kind] ?? OTHER} transform="translate(10 9)" />
     <text class="kind" x="35" y="22">${cut(node.kind, 16)}</text>
     <text class="rate" x=${W - 11} y="22" text-anchor="end">${live ? `${rate(live.rows_out)}/s` : ""}</text>
-    <text class="detail" x="11" y="42">${cut(titleOf(node), 23)}</text>
+    <text class="detail" x="11" y="42">${cut(titleOf(node), 22)}</text>
     <text class="state" x="11" y="60">${stateText(node, stat)}</text>
     <text class="busy" x=${W - 11} y="60" text-anchor="end">${live ? percent(live.busy) : ""}</text>
     <rect class="track" x="1" y=${H - 5} width=${W - 2} height="4" rx="2" />
@@ -138,7 +138,8 @@ export function Dataflow({ graph, stats, live, chosen, choose }) {
     </svg></div>`;
 }
 
-export function NodeFacts({ node, stat, live }) {
+export function NodeFacts({ node, stat, live, planned }) {
+  const measured = new Set(["rows in", "rows out", "time", "worker", "shared with"]);
   const rows = [
     ["reads", node.inputs.join(", ") || "the stream"],
     ["rows in", live ? `${rate(live.rows_in)}/s` : "–", stat ? `${count(stat.rows_in)} in all` : ""],
@@ -148,7 +149,7 @@ export function NodeFacts({ node, stat, live }) {
     ["cost of a change", node.cost || "–"],
     ["worker", stat?.worker ?? "–"],
     ["shared with", node.shared_with ?? (stat?.shared ? "other views" : "no other view")],
-  ];
+  ].filter(([k]) => !planned || !measured.has(k));
   return html`<div class="facts node-facts" aria-live="polite">
     <h3>${node.kind} <code>${node.id}</code></h3>
     ${node.detail && html`<p class="detail">${node.detail}</p>`}

@@ -57,8 +57,11 @@ function clock(at, step, index) {
 
 const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 
+// Distances of ticks for bytes: 1, 2, 5 times a power of 1024, and tens and hundreds of these.
+const BINARY = [0, 1, 2, 3, 4].flatMap((unit) => [1, 2, 5, 10, 20, 50, 100, 200, 500].map((n) => n * 1024 ** unit));
+
 // series: [{label, color (CSS variable), values, fill?}]; times in seconds; unit: value -> text.
-export function Curve({ times, series, unit, height = 190, theme, label }) {
+export function Curve({ times, series, unit, binary, height = 190, theme, label }) {
   const place = useRef(null), plot = useRef(null);
   const shape = JSON.stringify([series.map((s) => s.label), theme, height]);
   useEffect(() => {
@@ -72,7 +75,7 @@ export function Curve({ times, series, unit, height = 190, theme, label }) {
       scales: { x: { range: (_, low, high) => [Math.min(low, high - 120), high] }, y: { range: (_, low, high) => [0, high > 0 ? high * 1.12 : 1] } },
       axes: [
         { ...axis, space: 80, size: 30, values: (_, ticks) => ticks.map((t, i) => clock(t, ticks[1] - ticks[0], i)) },
-        { ...axis, size: 62, values: (_, ticks) => ticks.map(unit) },
+        { ...axis, size: 62, ...(binary && { incrs: BINARY }), values: (_, ticks) => ticks.map(unit) },
       ],
       series: [{ value: (_, v) => (v == null ? "" : new Date(v * 1000).toLocaleTimeString("en-GB")) },
         ...series.map((s) => ({

@@ -1,9 +1,10 @@
 // One view: how fresh, why not, what it is made of and what that costs.
 import { html, useEffect, useMemo, useRef, useState } from "./vendor/preact-htm.js";
 import { Dataflow, NodeFacts, rates } from "./graph.js";
-import { Pill, Run, link } from "./overview.js";
+import { Doc, Linked, ofMessage, ofStatus, page } from "./manual.js";
+import { Filling, Pill, Run } from "./pieces.js";
 import { Curve } from "./plots.js";
-import { bytes, count, ms, rate, remedies, when } from "./words.js";
+import { bytes, calls, count, link, ms, rate, remedies, repairs, when } from "./words.js";
 
 const RANGES = [["15 min", 900], ["6 h", 21600], ["7 days", 604800]];
 const SNAPSHOTS = 6;
@@ -39,19 +40,22 @@ function Plots({ data, theme }) {
   ], [found]);
   const rows = useMemo(() => [{ label: "rows/s", color: "--accent", fill: "--wash", values: found.rows }], [found]);
   const choice = html`<div class="choice" role="group" aria-label="Range">${RANGES.map(([words, s]) => html`<button type="button" key=${s} aria-pressed=${s === seconds} onClick=${() => setSeconds(s)}>${words}</button>`)}</div>`;
-  return html`<section class="panel wide" aria-labelledby="plots"><header><h2 id="plots">Freshness and throughput</h2>${choice}</header>
+  return html`<section class="panel wide" aria-labelledby="plots"><header><h2 id="plots">Freshness and throughput <${Doc} to=${page("monitoring", "the-past-lag_history-batches")} label="lag_history, in the manual" /></h2>${choice}</header>
     ${found.at.length ? html`<div class="two">
       <figure><figcaption>From commit to visible</figcaption><${Curve} times=${found.at} series=${fresh} unit=${ms} theme=${theme} label="p50, p99 and lag over time" /></figure>
       <figure><figcaption>Rows written per second</figcaption><${Curve} times=${found.at} series=${rows} unit=${rate} theme=${theme} label="rows per second over time" /></figure></div>`
     : html`<p class="empty">Nothing was written, and nothing lagged, in this time.</p>`}</section>`;
 }
 
-function Trouble({ data }) {
+function Trouble({ data, row }) {
   if (!data.message) return null;
-  const rows = [["Detail", data.detail], ["Row", data.culprit], ["SQLSTATE", data.sqlstate], ["Tried", data.tried], ["Note", data.note]].filter(([, v]) => v);
+  const facts = [["Detail", data.detail], ["Row", data.culprit], ["SQLSTATE", data.sqlstate], ["Tried", data.tried], ["Note", data.note]].filter(([, v]) => v);
+  const runs = new Map([...calls(data.hint, data.name), ...repairs(row)]);
   return html`<section class="panel trouble" role="alert" aria-labelledby="trouble"><h2 id="trouble">${data.message}</h2>
-    ${rows.length > 0 && html`<dl class="facts">${rows.map(([k, v]) => html`<div key=${k}><dt>${k}</dt><dd>${v}</dd></div>`)}</dl>`}
-    ${data.hint && html`<p class="hint">${data.hint}</p>`}</section>`;
+    ${facts.length > 0 && html`<dl class="facts">${facts.map(([k, v]) => html`<div key=${k}><dt>${k}</dt><dd>${v}</dd></div>`)}</dl>`}
+    ${data.hint && html`<p class="hint"><${Linked} text=${data.hint} /></p>`}
+    ${[...runs].map(([sql, why]) => html`<${Run} key=${sql} sql=${sql} why=${why} />`)}
+    <p class="quiet"><${Doc} to=${ofMessage(data.message) ?? page("troubleshooting", "a-view-has-stopped")}>What this means, in the manual<//></p></section>`;
 }
 
 function Flow({ data }) {
@@ -70,7 +74,7 @@ function Flow({ data }) {
   }, [data]);
   const node = data.graph.nodes.find((n) => n.id === chosen);
   const choose = (id, stay) => setChosen((now) => (now === id && !stay ? null : id));
-  return html`<section class="panel wide" aria-labelledby="flow"><header><h2 id="flow">Dataflow</h2>
+  return html`<section class="panel wide" aria-labelledby="flow"><header><h2 id="flow">Dataflow <${Doc} to=${page("explain")} label="Reading plans, in the manual" /></h2>
       <span class="key">${data.stats ? html`rows out per second · bar: share of the view's time` : "the worker reports no figures now"}</span></header>
     ${data.graph.nodes.length ? html`<${Dataflow} graph=${data.graph} stats=${data.stats} live=${live} chosen=${chosen} choose=${choose} />
       ${node ? html`<${NodeFacts} node=${node} stat=${(data.stats ?? []).find((s) => s.node === node.id)} live=${live[node.id]} />`
@@ -98,7 +102,7 @@ function About({ data, row }) {
     ["Created", when(data.created_at)],
     ["Last error", data.last_error ? `${data.last_error} (${when(data.last_error_at)})` : "none"],
   ];
-  return html`<section class="panel" aria-labelledby="about"><h2 id="about">About</h2><dl class="facts">${rows.map(([k, v]) => html`<div key=${k}><dt>${k}</dt><dd>${v}</dd></div>`)}</dl></section>
+  return html`<section class="panel" aria-labelledby="about"><h2 id="about">About <${Doc} to=${page("reference", "options")} label="Options, in the manual" /></h2><dl class="facts">${rows.map(([k, v]) => html`<div key=${k}><dt>${k}</dt><dd>${v}</dd></div>`)}</dl></section>
     <section class="panel" aria-labelledby="query"><h2 id="query">Query</h2><pre class="sql" tabindex="0">${data.query}</pre>
       <h3>Useful calls</h3>${remedies(row).map(([sql, why]) => html`<${Run} key=${sql} sql=${sql} why=${why} />`)}</section>`;
 }
@@ -112,10 +116,12 @@ export function View({ name, data, overview, theme }) {
     ["rows", count(row.rows)], ["state", bytes(row.state_bytes)], ["since", when(row.since)], ["owner", row.owner ?? "–"],
   ];
   return html`<nav class="crumbs" aria-label="Where you are"><a href="#/">Views</a> <span aria-hidden="true">/</span></nav>
-    <h1 tabindex="-1" ref=${heading}>${name} ${row && html`<${Pill} view=${row} />`}</h1>
-    ${row?.held_by && html`<p class="held">${row.held_by}</p>`}
+    <h1 tabindex="-1" ref=${heading}>${name} ${row && html`<${Doc} to=${ofStatus()} label="Statuses, in the manual"><${Pill} view=${row} /><//>`}</h1>
+    ${row?.percent != null && html`<${Filling} view=${row} />`}
+    ${row?.held_by && html`<p class="held"><${Linked} text=${row.held_by} /> <${Doc} to=${ofMessage(row.held_by) ?? page("troubleshooting", "a-view-stands-still")}>In the manual<//></p>`}
+    ${row && !data?.message && repairs(row).map(([sql, why]) => html`<${Run} key=${sql} sql=${sql} why=${why} />`)}
     ${figures && html`<dl class="figures">${figures.map(([k, v]) => html`<div key=${k}><dt>${k}</dt><dd>${v}</dd></div>`)}</dl>`}
     ${!data ? html`<p class="empty" role="status">Loading …</p>`
     : data.missing ? html`<section class="panel"><p>${row ? "This view belongs to another role: you see only its name and status." : "There is no such view."}</p></section>`
-    : html`<${Trouble} data=${data} /><div class="columns"><${Plots} data=${data} theme=${theme} /><${Flow} key=${name} data=${data} /><${About} data=${data} row=${row ?? { name, status: "" }} /></div>`}`;
+    : html`<${Trouble} data=${data} row=${row ?? { name, status: "" }} /><div class="columns"><${Plots} data=${data} theme=${theme} /><${Flow} key=${name} data=${data} /><${About} data=${data} row=${row ?? { name, status: "" }} /></div>`}`;
 }

@@ -65,6 +65,8 @@ export function percent(share) {
   return `${n > 0 && n < 10 ? n.toFixed(1) : Math.round(n)} %`;
 }
 
+export const link = (name) => `#/view/${encodeURIComponent(name)}`;
+
 // A string literal of SQL.
 export function literal(text) {
   const doubled = String(text).replace(/'/g, "''");
@@ -84,7 +86,7 @@ export const STATUS = {
   pending: ["busy", "waits to be filled"],
   starting: ["busy", "starting"],
   paused: ["idle", "paused"],
-  sink_error: ["warn", "cannot be written"],
+  sink_error: ["bad", "cannot be written"],
   error: ["bad", "stopped"],
   stopped: ["bad", "no engine"],
 };
@@ -95,8 +97,12 @@ export const ASSERTED = { holds: ["ok", "holds"], violated: ["bad", "violated"],
 // Where they say more than the status.
 const CURSORS = {
   catching_up: ["busy", "catching up"],
-  lost: ["warn", "waits for its worker"],
+  lost: ["bad", "waits for its worker"],
 };
+
+// Those that need attention first: stopped, then late, then being filled.
+const RANK = { bad: 0, warn: 1, busy: 2, idle: 3, ok: 4 };
+export const rank = (view) => RANK[tone(view)[0]];
 
 // [tone, words] of a view; a running view that is late is a warning.
 export function tone(view) {
@@ -105,26 +111,34 @@ export function tone(view) {
   return [kind, words];
 }
 
-// The calls that a stopped view's message names: the engine knows which call repairs the view.
-export function mends(view) {
-  if (view.status !== "error") return [];
-  return [...(view.message ?? "").matchAll(/(?:([^.;]*?), then )?(CALL headrace\.(\w+)\('(?:[^']|'')*'(?:, '…')?\))/g)].map(([, first, sql, verb]) =>
-    [`${sql};`, first ? `first: ${first.trim()}` : verb === "resync_view" ? "rebuilds it from its tables" : "gives it another query"]);
+const REPAIRS = { resync_view: "rebuilds it from its tables", alter_view: "gives it another query", resume_view: "continues from its last position" };
+
+// The calls that a text of the engine names: it knows which call repairs a view.
+export function calls(text, name) {
+  const found = [...(text ?? "").matchAll(/(?:([^.;]*?), then )?(CALL headrace\.(\w+))(\((?:[^()']|'(?:[^']|'')*')*\))?/g)];
+  return found.filter(([, , , verb, given]) => given || (name && ["resync_view", "resume_view"].includes(verb)))
+    .map(([, first, call, verb, given]) => [`${call}${given ?? `(${literal(name)})`};`, first ? `first: ${first.trim()}` : REPAIRS[verb] ?? ""]);
+}
+
+// What helps a view in trouble: [what to run, why].
+export function repairs(view) {
+  const out = calls(`${view.message ?? ""}`, view.name);
+  if (view.status === "paused") out.push([`CALL headrace.resume_view(${literal(view.name)});`, REPAIRS.resume_view]);
+  for (const [, pid] of (view.held_by ?? "").matchAll(/(?:locked by|;) process (\d+) \(/g)) {
+    out.push([`SELECT pg_terminate_backend(${pid});`, `ends the session of process ${pid}, which locks its table; its transaction is rolled back`]);
+  }
+  if (view.cursor === "lost") out.push(["SELECT * FROM headrace.workers();", "shows the worker that is away: start it again, and the view goes on"]);
+  if (view.status === "stopped") out.push(["headrace start", "in a shell: starts the engine, and the view goes on"]);
+  return out;
 }
 
 // Calls that may be useful, by status.
 export function remedies(view) {
   const name = literal(view.name);
-  const call = (verb) => `CALL headrace.${verb}(${name});`;
-  const out = [];
-  out.push(...mends(view));
-  if (view.status === "paused") out.push([call("resume_view"), "continues from its last position"]);
-  if (view.cursor === "blocked") {
-    out.push(["SELECT pid, query FROM pg_stat_activity WHERE pid = …;", "shows the session that locks the table (its process is named above)"]);
-  }
+  const out = repairs(view);
   if (view.status === "running") {
     out.push([`SELECT * FROM headrace.verify_view(${name});`, "compares it with its query"]);
-    out.push([call("pause_view"), "stops its updates, until resume_view"]);
+    out.push([`CALL headrace.pause_view(${name});`, "stops its updates, until resume_view"]);
   }
   out.push([`SELECT * FROM headrace.lag_history(${name});`, "shows its lag over the last week"]);
   out.push([`SELECT * FROM headrace.explain_view(${name});`, "shows its plan as text"]);
