@@ -28,8 +28,11 @@ class Ask(Protocol):
         caller: str,
         settings: Mapping[str, str] = MappingProxyType({}),
         report: Callable[[str], None] = _no_report,
+        later: Callable[[BaseException | None], None] | None = None,
     ) -> list[dict[str, Any]]:
         """Return the rows; ``report`` takes the notices.
+
+        ``later`` takes the outcome of a view that is created without waiting.
 
         Raises:
             HeadraceError: the call failed.

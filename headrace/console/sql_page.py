@@ -31,6 +31,8 @@ SQL_S: Final = 25.0
 """Less than the time limit of an answer."""
 RUNNING_MAX: Final = 4
 """Limit of calls of one identity at one time, with cancelled ones that still clean up."""
+FILL_S: Final = 6.0
+"""Seconds that an answer waits for the contents of an accepted view."""
 NOTICES_MAX: Final = 100
 _PHYSICAL: Final = {"stage": "physical", "format": "json"}
 
@@ -159,18 +161,38 @@ class SqlPage:
             raise UserError("the view needs a name", sqlstate="42602")
         options = body.options | {"block": False}
         arguments = {"name": body.name, "query": body.query, "options": options}
-        await self._ask(caller, "create_view", arguments)
+        filled: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        filled.add_done_callback(lambda done: done.cancelled() or done.exception())
+        await self._ask(caller, "create_view", arguments, filled)
+        # A failure that comes soon is shown here; a later one is in the log.
+        await asyncio.wait((filled,), timeout=FILL_S)
+        if filled.done():
+            filled.result()
         try:
             view = await seen.created(conn, body.name)
         except psycopg.Error:
             view = None
-        return {"done": "The view is accepted, and is being filled", "view": view}
+        words = "The view is up to date" if filled.done() else "The view is being filled"
+        return {"done": words, "view": view}
 
     async def _ask(
-        self, caller: _Caller, procedure: str, arguments: dict[str, Any]
+        self,
+        caller: _Caller,
+        procedure: str,
+        arguments: dict[str, Any],
+        filled: asyncio.Future[None] | None = None,
     ) -> list[dict[str, Any]]:
-        settings = caller.person.own.captured
-        return await self._outside.ask(procedure, arguments, caller.role, settings, caller.report)
+        def later(error: BaseException | None) -> None:
+            if filled is None or filled.done():
+                return
+            if error is None:
+                filled.set_result(None)
+            else:
+                filled.set_exception(error)
+
+        own = caller.person.own.captured
+        ask = self._outside.ask
+        return await ask(procedure, arguments, caller.role, own, caller.report, later)
 
 
 def _check_writes(person: Person) -> None:

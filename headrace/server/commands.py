@@ -102,6 +102,8 @@ _COLUMNS: Final = {
 ``sql/`` has the types."""
 
 Report = Callable[[str], None]
+Later = Callable[[BaseException | None], None]
+"""Takes the outcome of a view that is created without waiting: None, or the error."""
 _log = structlog.get_logger(__name__)
 
 
@@ -153,9 +155,16 @@ class Commands:
         """Handlers of the verbs that this process carries out, but for ``wait_for``."""
 
     async def run(
-        self, invocation: Invocation, context: CallContext, report: Report
+        self,
+        invocation: Invocation,
+        context: CallContext,
+        report: Report,
+        later: Later | None = None,
     ) -> ResultSet | None:
-        """Run ``invocation``; return rows for a query, None for a CALL."""
+        """Run ``invocation``; return rows for a query, None for a CALL.
+
+        ``later``: only for a view that is created without waiting.
+        """
         verb, request = _request(invocation, context, self._settings)
         if isinstance(request, WaitFor):
             # Not counted: waiting costs only a socket.
@@ -163,7 +172,7 @@ class Commands:
             return None
         with self._counted(context.caller, _size(invocation)):
             if isinstance(request, CreateView):
-                await self._create_view(verb, request, report)
+                await self._create_view(verb, request, report, later)
                 return None
             return await self._carry_out(verb, request, report)
 
@@ -216,7 +225,9 @@ class Commands:
             lambda line: _log.info("population", view=name, line=line),
         )
 
-    async def _create_view(self, verb: Verb, request: CreateView, report: Report) -> None:
+    async def _create_view(
+        self, verb: Verb, request: CreateView, report: Report, later: Later | None = None
+    ) -> None:
         reporter = Reporter(request.name, report)
         accepted = asyncio.Event()
 
@@ -234,6 +245,10 @@ class Commands:
                 report(ready(int(answer["rows"]), clock.monotonic() - started))
             return
         task = asyncio.create_task(self._ask(verb, request, progress))
+        if later is not None:
+            task.add_done_callback(
+                lambda done: None if done.cancelled() else later(done.exception())
+            )
         await self._until_accepted(task, accepted, request.name)
 
     async def _until_accepted(

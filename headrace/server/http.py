@@ -31,9 +31,10 @@ def http_port(
         caller: str,
         settings: Mapping[str, str] = MappingProxyType({}),
         report: Callable[[str], None] = lambda _: None,
+        later: Callable[[BaseException | None], None] | None = None,
     ) -> list[dict[str, Any]]:
         context = CallContext(caller, dict(settings))
-        found = await commands.run(Invocation(procedure, arguments), context, report)
+        found = await commands.run(Invocation(procedure, arguments), context, report, later)
         if found is None:
             return []
         names = [name for name, _ in found.columns]

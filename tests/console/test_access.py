@@ -11,9 +11,11 @@ from psycopg.conninfo import make_conninfo
 
 from headrace.config import Settings
 from headrace.console import graph_collector as lookout
+from headrace.console import sql_page
 from headrace.console.access import ENGINE, Access, Refused, let_go
 from headrace.console.graph_collector import Full, GraphCollector
 from headrace.console.host_interface import HostInterface
+from headrace.console.sql_page import RUNNING_MAX, Busy, SqlBody, SqlPage
 from headrace.embedded.postgres import EmbeddedPostgres
 from headrace.sql import install
 from tests.waiting import eventually
@@ -134,6 +136,64 @@ def test_the_token_is_the_engine(settings, tmp_path):
     for wrong in ("", token[:-1], token + "x"):
         with pytest.raises(Refused):
             entered(settings, wrong)
+
+
+def test_calls_are_made_with_the_settings_of_the_role(settings, source):
+    """A view is planned as in a session of the role's own, not as the console's queries."""
+    identity, _ = entered(settings, "joe", "s3cret")
+    with psycopg.connect(make_conninfo(source, user="joe", password="s3cret")) as conn:
+        own = {
+            name: conn.execute("SELECT current_setting(%s)", (name,)).fetchone()[0]
+            for name in identity.own.captured
+        }
+    assert identity.own.captured == own
+    assert own["search_path"] == "evil"
+    assert not identity.own.read_only
+    with psycopg.connect(source, autocommit=True) as conn:
+        conn.execute("ALTER ROLE joe SET default_transaction_read_only = on")
+        try:
+            identity, _ = entered(settings, "joe", "s3cret")
+        finally:
+            conn.execute("ALTER ROLE joe RESET default_transaction_read_only")
+    assert identity.own.read_only
+
+
+@pytest.mark.parametrize("ends", ["the browser goes", "it takes too long"])
+def test_a_call_of_the_sql_page_ends_with_its_request(settings, monkeypatch, ends):
+    begun, cancelled = [], []
+
+    async def endless(procedure, arguments, caller, settings, report, later):
+        begun.append((procedure, caller, settings["search_path"]))
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            cancelled.append(procedure)
+            raise
+
+    async def main():
+        page = SqlPage(HostInterface(settings, None, endless, None, "1"))
+        person = await Access(settings).by_password("joe", "s3cret")
+        gone = asyncio.Event()
+        body = SqlBody("check", "SELECT 1")
+        asking = [
+            asyncio.create_task(page.answer(person, body, gone.wait())) for _ in range(RUNNING_MAX)
+        ]
+        if ends == "the browser goes":
+            await eventually(lambda: len(begun) == RUNNING_MAX, "they run")
+            with pytest.raises(Busy):
+                await page.answer(person, body, gone.wait())
+            gone.set()
+        told = await asyncio.gather(*asking)
+        await eventually(lambda: len(cancelled) == len(begun), "they are cancelled")
+        await eventually(lambda: not page._running, "they are not counted any more")
+        await let_go(person.conn)
+        return told
+
+    if ends == "it takes too long":
+        monkeypatch.setattr(sql_page, "SQL_S", 0.2)
+    told = asyncio.run(main())
+    assert {answer["error"]["sqlstate"] for answer in told} == {"57014"}
+    assert set(begun) <= {("check_view", "joe", "evil")}
 
 
 async def ask(procedure, arguments, caller):
