@@ -11,6 +11,7 @@ import asyncio
 import hashlib
 import hmac
 import ipaddress
+from functools import partial
 from importlib import resources
 from typing import Any, Final
 
@@ -258,7 +259,8 @@ class App:
         session, lookout = found
         session.seen = clock.monotonic()
         try:
-            told = await self._sql_page.answer(lookout.identity, body, left(request.receive))
+            leaving = partial(left, request.receive)
+            told = await self._sql_page.answer(lookout.identity, body, leaving)
         except Busy as error:
             return _json({"error": {"sqlstate": "53400", "message": str(error)}}, 429)
         return _json(told)

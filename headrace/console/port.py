@@ -133,6 +133,14 @@ class _Client(H11Protocol):
             self._patience = None
 
 
+def _login(outside: HostInterface) -> str:
+    """Return how to log in, and from where; a newcomer reads it in the log."""
+    words = "a role of the database and its password, or the token in token_file"
+    if outside.tls is not None or outside.settings.console_plain:
+        return words
+    return f"{words}; without TLS from this computer only (http_tls, console_plain)"
+
+
 class HttpPort:
     """HTTP server for health, and for the console if it is on."""
 
@@ -143,6 +151,8 @@ class HttpPort:
         console = outside.settings.console
         self.token_file = str(token_path(outside.settings)) if console else None
         """File of the console's token; None: there is no console."""
+        self.login = _login(outside) if console else None
+        """How to log in at the console, for the log; None: there is no console."""
         self._room = _Connections()
         self._app = App(outside, Access(outside.settings) if console else None)
         self._config = Config(

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
@@ -84,7 +84,7 @@ class SqlPage:
         self._running: dict[str, set[asyncio.Task[Any]]] = {}
 
     async def answer(
-        self, person: Person, body: SqlBody, leaving: Coroutine[Any, Any, Any]
+        self, person: Person, body: SqlBody, leaving: Callable[[], Coroutine[Any, Any, Any]]
     ) -> dict[str, Any]:
         """Return the outcome of an action, or its error; cancel it when ``leaving`` returns.
 
@@ -93,7 +93,7 @@ class SqlPage:
         """
         notices: list[str] = []
         task = self._begin(person, body, notices)
-        left = asyncio.create_task(leaving)
+        left = asyncio.create_task(leaving())
         try:
             await asyncio.wait((task, left), timeout=SQL_S, return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -103,8 +103,8 @@ class SqlPage:
             with contextlib.suppress(asyncio.CancelledError, OSError):
                 await left
         try:
-            if not task.done():
-                raise QueryCancelled(f"canceling the call: it has taken {SQL_S:.0f} s")
+            if not task.done() or task.cancelled():
+                raise QueryCancelled(f"canceling the call after {SQL_S:.0f} s")
             return {"notices": notices, **task.result()}
         except HeadraceError as error:
             return {"notices": notices, "error": _told(error)}

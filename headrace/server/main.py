@@ -259,7 +259,7 @@ class Commander:
 
         http = http_port(self._settings, self._health, self._commands, version())
         host, port = await http.start()
-        _log.info("http", address=f"{host}:{port}", token_file=http.token_file)
+        _log.info("http", address=f"{host}:{port}", token_file=http.token_file, login=http.login)
         return http
 
     def _on_signal(self) -> None:

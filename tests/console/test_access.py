@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import time
 
 import psycopg
@@ -15,9 +16,11 @@ from headrace.console import sql_page
 from headrace.console.access import ENGINE, Access, Refused, let_go
 from headrace.console.graph_collector import Full, GraphCollector
 from headrace.console.host_interface import HostInterface
+from headrace.console.port import HttpPort
 from headrace.console.sql_page import RUNNING_MAX, Busy, SqlBody, SqlPage
 from headrace.embedded.postgres import EmbeddedPostgres
 from headrace.sql import install
+from tests.console.test_port import Health, post
 from tests.waiting import eventually
 
 HBA = """
@@ -176,12 +179,12 @@ def test_a_call_of_the_sql_page_ends_with_its_request(settings, monkeypatch, end
         gone = asyncio.Event()
         body = SqlBody("check", "SELECT 1")
         asking = [
-            asyncio.create_task(page.answer(person, body, gone.wait())) for _ in range(RUNNING_MAX)
+            asyncio.create_task(page.answer(person, body, gone.wait)) for _ in range(RUNNING_MAX)
         ]
         if ends == "the browser goes":
             await eventually(lambda: len(begun) == RUNNING_MAX, "they run")
             with pytest.raises(Busy):
-                await page.answer(person, body, gone.wait())
+                await page.answer(person, body, gone.wait)
             gone.set()
         told = await asyncio.gather(*asking)
         await eventually(lambda: len(cancelled) == len(begun), "they are cancelled")
@@ -194,6 +197,35 @@ def test_a_call_of_the_sql_page_ends_with_its_request(settings, monkeypatch, end
     told = asyncio.run(main())
     assert {answer["error"]["sqlstate"] for answer in told} == {"57014"}
     assert set(begun) <= {("check_view", "joe", "evil")}
+
+
+@pytest.mark.parametrize(("plain", "status"), [(True, b"200"), (False, b"403")])
+def test_a_login_from_outside_a_container(settings, plain, status):
+    """As in docker-compose.yml: the client's address is not the computer's own."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("198.51.100.1", 9))  # sends nothing
+        except OSError:
+            pytest.skip("this computer has no address but the loopback's")
+        address = probe.getsockname()[0]
+
+    async def main():
+        outer = settings.replace(console_plain=plain, http="0.0.0.0:0")
+        server = HttpPort(outer.http, HostInterface(outer, Health(), ask, None, "1"))
+        _, number = await server.start()
+        try:
+            reader, writer = await asyncio.open_connection(address, number)
+            writer.write(post("/api/login", {"role": "joe", "password": "s3cret"}))
+            answer = await reader.read()
+            writer.close()
+            return answer, server.login
+        finally:
+            await server.close()
+
+    answer, login = asyncio.run(main())
+    assert answer.split(b" ")[1] == status, answer
+    assert (b"set-cookie: headrace-" in answer) == plain
+    assert ("console_plain" in login) != plain
 
 
 async def ask(procedure, arguments, caller):

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from psycopg.conninfo import conninfo_to_dict
 
 from headrace.config import Settings
 
@@ -228,3 +229,18 @@ def test_the_compose_file_fits_together():
     assert used == set(compose["volumes"])
     ports = re.findall(r"EXPOSE (.+)", (ROOT / "Dockerfile").read_text())[0].split()
     assert [p.rsplit(":", 1)[1] for p in services["headrace"]["ports"]] == ports
+
+
+def test_the_compose_file_says_how_to_log_in_at_the_console():
+    """A newcomer reads one line; the server accepts that login from outside the container."""
+    text = (ROOT / "docker-compose.yml").read_text()
+    [(port, role, password)] = re.findall(
+        r"^#   the console: http://localhost:(\d+), role (\w+), password (\w+)$", text, re.M
+    )
+    services = yaml.safe_load(text)["services"]
+    environment = services["headrace"]["environment"]
+    source = conninfo_to_dict(environment["HEADRACE_SOURCE"])
+    assert (role, password) == (source["user"], source["password"])
+    assert password == services["postgres"]["environment"]["POSTGRES_PASSWORD"]
+    assert any(p.startswith(f"127.0.0.1:{port}:") for p in services["headrace"]["ports"])
+    assert environment["HEADRACE_CONSOLE_PLAIN"] == "true"
