@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from typing import Any
 
@@ -16,6 +17,16 @@ from tests.waiting import wait_until
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 DRIVER = shutil.which("chromedriver")
 WIDTHS = {"desktop": (1280, 800), "tablet": (820, 1100), "phone": (360, 780)}
+SIZES = {"desk": (1440, 900), "phone": (390, 844)}
+"""Screens on which every page is tested."""
+TAGS = (
+    "a|button|code|dd|div|dl|dt|figure|form|h1|h2|h3|header|input|label|li|main|nav|option|output"
+    "|p|path|pre|rect|section|select|small|span|strong|svg|table|tbody|td|textarea|th|thead|tr|ul"
+)
+_RAW = re.compile(
+    rf"^/?(?:{TAGS})$|</?(?:{TAGS})\b|\bundefined\b|\[object \w+\]|\bNaN\b|\bnull\b", re.MULTILINE
+)
+"""Text that only a mistake in a template shows."""
 browser_only = pytest.mark.skipif(
     not (CHROMIUM and DRIVER), reason="chromium and chromium-driver are not installed"
 )
@@ -69,6 +80,23 @@ def appears(driver: Any, selector: str, count: int = 1) -> Any:
 def text_of(driver: Any) -> str:
     """Return the visible text."""
     return str(driver.execute_script("return document.body.innerText"))
+
+
+def flaws(driver: Any) -> list[str]:
+    """Return what no page shows: raw tags and values, text beyond the screen, complaints."""
+    found = [f"{m[0]!r} is shown" for m in _RAW.finditer(text_of(driver))]
+    wide = driver.execute_script("return document.documentElement.scrollWidth - innerWidth")
+    return found + [f"{wide} px too wide"] * (wide > 0) + complaints(driver)
+
+
+def type_into(driver: Any, selector: str, text: str) -> None:
+    """Replace the text of a field, as typing does."""
+    driver.execute_script(
+        "const e = document.querySelector(arguments[0]); e.value = arguments[1];"
+        "e.dispatchEvent(new Event('input', {bubbles: true}))",
+        selector,
+        text,
+    )
 
 
 def press(driver: Any, key: str) -> None:

@@ -1,7 +1,7 @@
 // The page: who is in, where one is, and what the server says, live.
 import { html, render, useCallback, useEffect, useRef, useState } from "./vendor/preact-htm.js";
 import { Engine } from "./engine.js";
-import { Doc, page, useManual } from "./manual.js";
+import { More, page, useManual } from "./manual.js";
 import { Overview } from "./overview.js";
 import { Sql } from "./sql.js";
 import { View } from "./view.js";
@@ -160,7 +160,7 @@ function Console({ who, leave, ended }) {
   const [kind, words] = state.trouble ? ["warn", state.trouble] : !connected ? ["warn", "connecting"] : [engine?.value === "running" ? "ok" : "bad", html`<span class="more">engine </span>${engine?.value ?? "unknown"}`];
   return html`<a class="skip" href="#main" onClick=${(e) => { e.preventDefault(); document.getElementById("main").focus(); }}>Skip to the content</a>
     <header class="top"><a class="brand" href="#/"><${Mark} /><span>Headrace</span></a>
-      <nav aria-label="Pages">${PAGES.map(([id, words]) => html`<a key=${id} href=${`#/${id}`} aria-current=${(id || "views") === (at.page === "view" ? "views" : at.page || "views") ? "page" : undefined}>${words}</a>`)}<${Doc} to=${page("start")}>Manual<//></nav>
+      <nav aria-label="Pages">${PAGES.map(([id, words]) => html`<a key=${id} href=${`#/${id}`} aria-current=${(id || "views") === (at.page === "view" ? "views" : at.page || "views") ? "page" : undefined}>${words}</a>`)}<${More} to=${page("start")} words="Manual" /></nav>
       <span class=${`pill ${kind}`} role="status"><i aria-hidden="true"></i><span>${words}</span></span>
       <span class="who"><span>${data?.role ?? who.role}</span><small>${data?.database ?? who.database}</small></span>
       <button type="button" class="icon" onClick=${change} aria-label=${theme === "dark" ? "Light colours" : "Dark colours"} title="Dark or light (t)">${theme === "dark" ? "☀" : "☾"}</button>

@@ -5,7 +5,7 @@ import { Batches, Curve } from "./plots.js";
 import { bytes, count, ms, percent } from "./words.js";
 
 const RANGES = [["15 min", "fine"], ["24 h", "coarse"]];
-const DRAWN = 8;
+const DRAWN = 8, OWN_SHOWN = 15;
 
 // One line a process; of many, those with the highest values.
 function drawn(told, figure) {
@@ -44,7 +44,7 @@ export function Engine({ data, processes, theme }) {
     : html`<section class="panel" aria-labelledby="memory"><h2 id="memory">Memory and disk <${Doc} to=${page("reference", "memory-show_memory")} label="Memory and disk, in the manual" /></h2>${memory.length ? html`<dl class="facts">${memory.map((m) => html`<div key=${m.part}><dt>${m.part}</dt>
       <dd>${bytes(m.bytes)}${m.limit_bytes ? html` <small>of ${bytes(m.limit_bytes)}</small><span class="meter" aria-hidden="true"><span style=${{ width: `${Math.min(100, (100 * m.bytes) / m.limit_bytes)}%` }}></span></span>` : ""}</dd></div>`)}</dl>`
       : html`<p class="quiet">Shown only to members of the engine's role.</p>`}</section>`}
-    ${own.length > 0 && html`<section class="panel" aria-labelledby="own"><h2 id="own">Memory by view <${Doc} to=${page("reference", "memory-show_memory")} label="Memory by view, in the manual" /></h2><dl class="facts">${[...own].sort((a, b) => b.bytes - a.bytes).slice(0, 40).map((m) => html`<div key=${`${m.part} ${m.view}`}><dt>${m.view}</dt>
+    ${own.length > 0 && html`<section class="panel" aria-labelledby="own"><h2 id="own">Memory by view <${Doc} to=${page("reference", "memory-show_memory")} label="Memory by view, in the manual" /></h2><dl class="facts">${[...own].sort((a, b) => b.bytes - a.bytes).slice(0, OWN_SHOWN).map((m) => html`<div key=${`${m.part} ${m.view}`}><dt>${m.view}</dt>
       <dd>${bytes(m.bytes)} <small>${m.part}</small><span class="meter" aria-hidden="true"><span style=${{ width: `${(100 * m.bytes) / top}%` }}></span></span></dd></div>`)}</dl></section>`}
     ${data.workers?.length > 0 && html`<section class="panel" aria-labelledby="workers"><h2 id="workers">Workers <${Doc} to=${page("workers")} label="Workers, in the manual" /></h2><div class="scroll"><table class="plain"><thead><tr><th scope="col">Worker</th><th scope="col">State</th><th scope="col" class="number">Views</th><th scope="col" class="number">Memory</th><th scope="col">Address</th></tr></thead>
       <tbody>${data.workers.map((w) => html`<tr key=${w.worker}><th scope="row">${w.worker}</th><td>${w.state}</td><td class="number">${w.views}</td><td class="number">${bytes(w.memory_bytes)}</td><td>${w.address ?? "this machine"}</td></tr>`)}</tbody></table></div></section>`}

@@ -23,9 +23,10 @@ function scales(all, now, width, height) {
   const first = Math.min(...all.map((line) => line.points[0][0]));
   const seconds = Math.min(SECONDS, Math.max(120, now - first + 10));
   const top = Math.max(100, ...all.map((line) => line.worst)) * 1.3;
+  const low = 10 ** Math.floor(Math.log10(all.reduce((least, line) => line.points.reduce((so, p) => Math.min(so, p[1]), least), 1e3)));
   const x = (at) => LEFT + ((at - now + seconds) / seconds) * (width - LEFT - RIGHT);
-  const y = (value) => height - BOTTOM - (Math.log(value) / Math.log(top)) * (height - TOP - BOTTOM);
-  return { x, y, seconds, ticks: TICKS.filter((t) => t <= top) };
+  const y = (value) => height - BOTTOM - (Math.log(value / low) / Math.log(top / low)) * (height - TOP - BOTTOM);
+  return { x, y, seconds, ticks: TICKS.filter((t) => t >= low && t <= top) };
 }
 
 function path(points, { x, y }) {

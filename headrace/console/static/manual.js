@@ -22,6 +22,11 @@ export function Doc({ to, label, children }) {
   return html`<a class=${children ? "doc" : "doc mark"} href=${`/manual/${to}`} target="_blank" rel="noopener" aria-label=${label} title=${label}>${children ?? "?"}</a>`;
 }
 
+// A link of its own; nothing where the manual has nothing to say.
+export function More({ to, words }) {
+  return to && terms !== NONE ? html` <${Doc} to=${to}>${words ?? "In the manual"}<//>` : null;
+}
+
 export const page = (name, anchor) => `manual/${name}.html${anchor ? `#${anchor}` : ""}`;
 export const ofCall = (name) => terms.calls[name];
 export const ofEvent = (name) => terms.events[name];

@@ -1,7 +1,7 @@
 // All views, what is wrong, and the engine in numbers.
 import { html, useMemo, useState } from "./vendor/preact-htm.js";
 import { Fleet } from "./fleet.js";
-import { Doc, Linked, ofMessage, page } from "./manual.js";
+import { Doc, Linked, More, ofMessage, page } from "./manual.js";
 import { Filling, Pill, Run } from "./pieces.js";
 import { Batches, Spark } from "./plots.js";
 import { ASSERTED, bytes, calls, count, link, literal, ms, rank, rate, repairs, tone, when } from "./words.js";
@@ -55,32 +55,35 @@ function Assertions({ assertions }) {
       <td class="number">${count(a.rows)}</td><td>${when(a.since)}</td><td>${[a.reason, a.webhook && `webhook: ${a.webhook}`].filter(Boolean).join("; ")}</td></tr>`)}</tbody></table></div></section>`;
 }
 
-const SHOWN = 8;
+const SHOWN = 8, LATE_SHOWN = 3;
 
 function Trouble({ view }) {
   const text = view.message ?? view.held_by, to = ofMessage(view.message) ?? ofMessage(view.held_by);
   return html`<li class=${tone(view)[0]}><a href=${link(view.name)}>${view.name}</a> <${Pill} view=${view} />
-    <p><${Linked} text=${text} /> <${Doc} to=${to}>In the manual<//></p>
+    <p><${Linked} text=${text} /><${More} to=${to} /></p>
     ${repairs(view).map(([sql, why]) => html`<${Run} key=${sql} sql=${sql} why=${why} />`)}</li>`;
 }
 
 function Attention({ data }) {
   const violated = (data.assertions ?? []).filter((a) => a.state === "violated");
   const wrong = data.views.filter((v) => rank(v) < 2).sort((a, b) => rank(a) - rank(b) || (a.name < b.name ? -1 : 1));
+  // Late views are often late together: a few stand for all.
+  let late = 0;
+  const shown = wrong.slice(0, SHOWN).filter((v) => rank(v) === 0 || (late += 1) <= LATE_SHOWN);
   const facts = data.facts.filter((f) => f.ok === false && f.fact !== "views");
   const sources = (data.sources ?? []).filter((s) => !["running", "starting"].includes(s.state));
   const workers = (data.workers ?? []).filter((w) => ["down", "lost"].includes(w.state));
   if (!wrong.length && !facts.length && !sources.length && !workers.length && !violated.length) return null;
   return html`<section class="panel attention" aria-labelledby="attention"><h2 id="attention">Needs attention</h2><ul>
-    ${facts.map((f) => html`<li class="bad" key=${f.fact}><strong>${f.fact}</strong> <span>${f.value}</span>${f.hint && html`<p><${Linked} text=${f.hint} /> <${Doc} to=${page("monitoring", "the-engine-status")}>In the manual<//></p>`}
+    ${facts.map((f) => html`<li class="bad" key=${f.fact}><strong>${f.fact}</strong> <span>${f.value}</span>${f.hint && html`<p><${Linked} text=${f.hint} /><${More} to=${page("monitoring", "the-engine-status")} /></p>`}
       ${calls(f.hint).map(([sql, why]) => html`<${Run} key=${sql} sql=${sql} why=${why} />`)}</li>`)}
-    ${sources.map((s) => html`<li class="bad" key=${`s ${s.source}`}><strong>source ${s.source}</strong> <span>${s.state}</span><p>${s.problem} <${Doc} to=${page("troubleshooting", "workers-and-sources")}>In the manual<//></p></li>`)}
-    ${workers.map((w) => html`<li class="bad" key=${`w ${w.worker}`}><strong>worker ${w.worker}</strong> <span>${w.state}: ${w.state === "lost" ? "its views are being rebuilt elsewhere" : `its ${w.views} views stand still`}</span> <${Doc} to=${page("troubleshooting", "workers-and-sources")}>In the manual<//></li>`)}
+    ${sources.map((s) => html`<li class="bad" key=${`s ${s.source}`}><strong>source ${s.source}</strong> <span>${s.state}</span><p>${s.problem}<${More} to=${page("troubleshooting", "workers-and-sources")} /></p></li>`)}
+    ${workers.map((w) => html`<li class="bad" key=${`w ${w.worker}`}><strong>worker ${w.worker}</strong> <span>${w.state}: ${w.state === "lost" ? "its views are being rebuilt elsewhere" : `its ${w.views} views stand still`}</span><${More} to=${page("troubleshooting", "workers-and-sources")} /></li>`)}
     ${violated.slice(0, SHOWN).map((a) => html`<li class="bad" key=${`a ${a.name}`}><a href=${link(a.name)}>${a.name}</a> <${Held} state=${a.state} /> <span>${count(a.rows)} rows since ${when(a.since)}</span>${a.reason && html`<p>${a.reason}</p>`}
       <${Run} sql=${`SELECT * FROM ${a.name};`} why="shows the rows that violate it" /></li>`)}
     ${violated.length > SHOWN && html`<li>and ${violated.length - SHOWN} more violated assertions, below</li>`}
-    ${wrong.slice(0, SHOWN).map((v) => html`<${Trouble} key=${v.name} view=${v} />`)}
-    ${wrong.length > SHOWN && html`<li>and ${wrong.length - SHOWN} more, first in the list below</li>`}
+    ${shown.map((v) => html`<${Trouble} key=${v.name} view=${v} />`)}
+    ${wrong.length > shown.length && html`<li>and ${wrong.length - shown.length} more, first in the list below</li>`}
   </ul></section>`;
 }
 

@@ -1,7 +1,7 @@
 // Write a query: check it, see its plan, create a view of it.
 import { html, useEffect, useRef, useState } from "./vendor/preact-htm.js";
 import { Dataflow, NodeFacts } from "./graph.js";
-import { Doc, Linked, ofCall, ofError, page } from "./manual.js";
+import { Doc, Linked, More, ofCall, ofError, page } from "./manual.js";
 import { Run } from "./pieces.js";
 import { link, literal } from "./words.js";
 
@@ -28,7 +28,7 @@ function Failed({ error, query, show }) {
   return html`<section class="panel trouble" role="alert" aria-labelledby="failed"><h2 id="failed">${error.message}</h2>
     ${error.position && html`<pre class="sql at">${excerpt(query, Number(error.position))}</pre><p><button type="button" class="small" onClick=${show}>Go to the position</button></p>`}
     <dl class="facts">${rows.map(([k, v]) => html`<div key=${k}><dt>${k}</dt><dd class="lines-kept"><${Linked} text=${v} /></dd></div>`)}</dl>
-    <p class="quiet"><${Doc} to=${ofError(error)}>What this means, in the manual<//></p></section>`;
+    <p class="quiet"><${More} to=${ofError(error)} words="What this means, in the manual" /></p></section>`;
 }
 
 function Plan({ graph }) {

@@ -1,7 +1,7 @@
 // One view: how fresh, why not, what it is made of and what that costs.
 import { html, useEffect, useMemo, useRef, useState } from "./vendor/preact-htm.js";
 import { Dataflow, NodeFacts, rates } from "./graph.js";
-import { Doc, Linked, ofMessage, ofStatus, page } from "./manual.js";
+import { Doc, Linked, More, ofMessage, ofStatus, page } from "./manual.js";
 import { Filling, Pill, Run } from "./pieces.js";
 import { Curve } from "./plots.js";
 import { bytes, calls, count, link, ms, rate, remedies, repairs, when } from "./words.js";
@@ -55,7 +55,7 @@ function Trouble({ data, row }) {
     ${facts.length > 0 && html`<dl class="facts">${facts.map(([k, v]) => html`<div key=${k}><dt>${k}</dt><dd>${v}</dd></div>`)}</dl>`}
     ${data.hint && html`<p class="hint"><${Linked} text=${data.hint} /></p>`}
     ${[...runs].map(([sql, why]) => html`<${Run} key=${sql} sql=${sql} why=${why} />`)}
-    <p class="quiet"><${Doc} to=${ofMessage(data.message) ?? page("troubleshooting", "a-view-has-stopped")}>What this means, in the manual<//></p></section>`;
+    <p class="quiet"><${More} to=${ofMessage(data.message) ?? page("troubleshooting", "a-view-has-stopped")} words="What this means, in the manual" /></p></section>`;
 }
 
 function Flow({ data }) {
@@ -118,7 +118,7 @@ export function View({ name, data, overview, theme }) {
   return html`<nav class="crumbs" aria-label="Where you are"><a href="#/">Views</a> <span aria-hidden="true">/</span></nav>
     <h1 tabindex="-1" ref=${heading}>${name} ${row && html`<${Doc} to=${ofStatus()} label="Statuses, in the manual"><${Pill} view=${row} /><//>`}</h1>
     ${row?.percent != null && html`<${Filling} view=${row} />`}
-    ${row?.held_by && html`<p class="held"><${Linked} text=${row.held_by} /> <${Doc} to=${ofMessage(row.held_by) ?? page("troubleshooting", "a-view-stands-still")}>In the manual<//></p>`}
+    ${row?.held_by && !data?.message && html`<p class="held"><${Linked} text=${row.held_by} /><${More} to=${ofMessage(row.held_by) ?? page("troubleshooting", "a-view-stands-still")} /></p>`}
     ${row && !data?.message && repairs(row).map(([sql, why]) => html`<${Run} key=${sql} sql=${sql} why=${why} />`)}
     ${figures && html`<dl class="figures">${figures.map(([k, v]) => html`<div key=${k}><dt>${k}</dt><dd>${v}</dd></div>`)}</dl>`}
     ${!data ? html`<p class="empty" role="status">Loading …</p>`

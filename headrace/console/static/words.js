@@ -132,10 +132,10 @@ export function repairs(view) {
   return out;
 }
 
-// Calls that may be useful, by status.
+// Calls that may be useful besides, by status.
 export function remedies(view) {
   const name = literal(view.name);
-  const out = repairs(view);
+  const out = [];
   if (view.status === "running") {
     out.push([`SELECT * FROM headrace.verify_view(${name});`, "compares it with its query"]);
     out.push([`CALL headrace.pause_view(${name});`, "stops its updates, until resume_view"]);
