@@ -17,6 +17,7 @@ from typing import Any, Final
 
 import h11
 import msgspec
+import psycopg
 import structlog
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -29,6 +30,7 @@ from headrace import clock
 from headrace.config import address
 from headrace.console.access import ENGINE, Access, Refused
 from headrace.console.console_users import ConsoleUsers
+from headrace.console.event_page import EventPage, filters_of
 from headrace.console.graph_collector import Full
 from headrace.console.host_interface import METRICS, HostInterface
 from headrace.console.hostnames import Hostnames
@@ -108,6 +110,7 @@ class App:
         if access is not None:
             self.people = ConsoleUsers(outside, access)
             self._sql_page = SqlPage(outside)
+            self._event_page = EventPage()
             manual = _files("manual", "manual/")
             self._files = _files("static") | manual | _terms(manual)
             routes += [
@@ -120,6 +123,7 @@ class App:
                 Route("/api/login", self._login, methods=["POST"]),
                 Route("/api/logout", self._logout, methods=["POST"]),
                 Route("/api/sql", self._sql, methods=["POST"]),
+                Route("/api/log", self._log),
             ]
         handlers: dict[Any, Any] = {HTTPException: _refused}
         self._app = Starlette(routes=routes, exception_handlers=handlers)
@@ -265,6 +269,21 @@ class App:
             return _json({"error": {"sqlstate": "53400", "message": str(error)}}, 429)
         return _json(told)
 
+    async def _log(self, request: Request) -> Response:
+        assert self.people is not None, "there is a console"
+        found = self.people.find(_cookie(request))
+        if found is None:
+            raise HTTPException(401)
+        filters = filters_of(request.query_params)
+        if filters is None:
+            raise HTTPException(400)
+        try:
+            return _json(await self._event_page.answer(found[1].identity, filters))
+        except Full as error:
+            return _json({"error": str(error)}, 429)
+        except (psycopg.Error, TimeoutError):
+            return _json({"error": "the database does not answer"}, 503)
+
     async def _events(self, request: Request) -> Any:
         assert self.people is not None, "there is a console"
         found = self.people.find(_cookie(request))
@@ -275,7 +294,7 @@ class App:
         if view is not None and (len(view) > NAME_MAX or "\0" in view):
             raise HTTPException(400)
         try:
-            stream = lookout.follow(view)
+            stream = lookout.follow(view, log=request.query_params.get("log") == "1")
         except Full as error:
             return _json({"error": str(error)}, 503)
         return Live(

@@ -47,6 +47,8 @@ OVERVIEW: Final = "overview"
 SAMPLES: Final = "samples"
 FINE: Final = "processes"
 COARSE: Final = "processes of a day"
+LOG: Final = "log"
+"""Topic of tabs that show events: the id of the newest one."""
 SAMPLED_MAX: Final = 300
 """Limit of views with a curve in the list."""
 _CALLS: Final = ("memory", "workers", "sources", "batches")
@@ -133,7 +135,7 @@ class GraphCollector:
         self.identity = identity
         self.gone = ""
         """Why the login is over; empty: it is not."""
-        names = (OVERVIEW, SAMPLES, FINE, COARSE)
+        names = (OVERVIEW, SAMPLES, FINE, COARSE, LOG)
         self.topics: dict[str, Topic] = {name: Topic() for name in names}
         self.looks = 0
         """Number of rounds of queries."""
@@ -148,8 +150,8 @@ class GraphCollector:
         self._points: dict[str, list[list[Any]]] = {}
         self._task = asyncio.create_task(tasks.forever("console", self._run, LOOK_S))
 
-    def follow(self, view: str | None) -> Tab:
-        """Add a tab.
+    def follow(self, view: str | None, *, log: bool = False) -> Tab:
+        """Add a tab; ``log``: it shows events.
 
         Raises:
             Full: there are too many, or too many different views are open.
@@ -163,7 +165,7 @@ class GraphCollector:
             self.topics.setdefault(_topic(view), Topic())
         whole = (OVERVIEW, SAMPLES, FINE, COARSE)
         names = whole if view is None else (OVERVIEW, _topic(view))
-        stream = Tab(names)
+        stream = Tab((*names, LOG) if log else names)
         self._streams.add(stream)
         self._wake.set()
         return stream
@@ -228,6 +230,10 @@ class GraphCollector:
             await self._samples(conn)
         if me["sees_all"]:
             self._put_processes()
+        if any(LOG in stream.topics for stream in self._streams):
+            async with asyncio.timeout(QUERY_S):
+                newest = await seen.newest_event(conn)
+            self._put(LOG, frame(LOG, {"newest": newest}))
         for view in list(self._open):
             topic = self.topics.get(_topic(view))
             if topic is not None:

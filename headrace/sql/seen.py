@@ -6,6 +6,7 @@ Each is a query that this role may run itself.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Any, Final
 
 import psycopg
@@ -66,6 +67,16 @@ SELECT format('%%I.%%I', v.schema_name, v.view_name) AS name
  WHERE v.view_name = p.parts[array_upper(p.parts, 1)]
    AND (array_length(p.parts, 1) = 1 OR v.schema_name = p.parts[1])
  ORDER BY v.id DESC LIMIT 1"""
+# A filter that is NULL or empty lets everything pass.
+_EVENTS: Final = """
+SELECT e.id, extract(epoch FROM e.at)::float8 AS at, e.level, e.event, e.view, e.process, e.pid, e.fields::text AS fields
+  FROM headrace.events e
+ WHERE e.level = ANY (%(levels)s) AND e.id < coalesce(%(before)s, 9223372036854775807) AND e.id > coalesce(%(after)s, 0)
+   AND (%(view)s = '' OR strpos(lower(e.view), lower(%(view)s)) > 0)
+   AND (%(process)s = '' OR strpos(lower(e.process), lower(%(process)s)) > 0)
+   AND (%(text)s = '' OR strpos(lower(concat_ws(' ', e.event, e.view, e.fields::text)), lower(%(text)s)) > 0)
+ ORDER BY e.id DESC LIMIT %(most)s"""
+_NEWEST_EVENT: Final = "SELECT id FROM headrace.events ORDER BY id DESC LIMIT 1"
 _PLAN: Final = "SELECT plan FROM headrace.explain_view(%s, 'physical', 'json')"
 
 
@@ -120,6 +131,22 @@ async def view(conn: AsyncConnection, name: str) -> dict[str, Any] | None:
     """Return the details of a view, by its qualified name; None: none that the role may see."""
     found: dict[str, Any] | None = await (await conn.execute(_VIEW, (name,))).fetchone()
     return found
+
+
+async def events(
+    conn: AsyncConnection, filters: Mapping[str, Any], most: int
+) -> list[dict[str, Any]]:
+    """Return events that the role may see, the newest first.
+
+    ``filters``: levels, and parts of view, process and text (""), before and after which id (None).
+    """
+    return await (await conn.execute(_EVENTS, {**filters, "most": most})).fetchall()
+
+
+async def newest_event(conn: AsyncConnection) -> int:
+    """Return the id of the newest event that the role may see; 0: there is none."""
+    found = await (await conn.execute(_NEWEST_EVENT)).fetchone()
+    return 0 if found is None else int(found["id"])
 
 
 async def created(conn: AsyncConnection, name: str) -> str | None:

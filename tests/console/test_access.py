@@ -308,7 +308,7 @@ def test_tabs_and_views_of_one_role_are_bounded(settings):
 
     assert asyncio.run(main()) == {
         *(lookout.OVERVIEW, lookout.SAMPLES),
-        *(lookout.FINE, lookout.COARSE),
+        *(lookout.FINE, lookout.COARSE, lookout.LOG),
     }
 
 

@@ -384,6 +384,7 @@ def test_all_can_read_it_at_any_width(scene, browser, theme):
             ("#/view/public.sales", "g.node"),
             ("#/view/console_a.secret", ".trouble"),
             ("#/engine", ".facts dt"),
+            ("#/events", ".log li"),
             ("#/sql", "#query"),
         ):
             browser.execute_script("location.hash = arguments[0]", page)
@@ -405,7 +406,7 @@ def test_all_can_read_it_at_any_width(scene, browser, theme):
 def test_very_narrow_and_very_wide(scene, browser, width):
     try:
         resize(browser, width, 900)
-        for page in ("#/", "#/view/public.sales", "#/engine", "#/sql"):
+        for page in ("#/", "#/view/public.sales", "#/engine", "#/events", "#/sql"):
             browser.execute_script("location.hash = arguments[0]", page)
             appears(browser, "#main .panel")
             extra = "return document.documentElement.scrollWidth - innerWidth"

@@ -108,6 +108,7 @@ def act(driver, words):
         ("#/view/public.page_still", "g.node"),
         ("#/view/public.nothing", "#main .panel"),
         ("#/engine", "[aria-labelledby=processes] .u-legend"),
+        ("#/events", ".log li"),
         ("#/sql", "#query"),
     ],
 )
@@ -153,11 +154,11 @@ def test_links_lead_into_the_manual(scene, browser):
     links = browser.execute_script(
         "return [...document.querySelectorAll('a.doc')].map((a) => a.getAttribute('href'))"
     )
-    assert any("#row-" in link for link in links), links
     visit(browser, "#/", "thead a.doc", 9)
     links += browser.execute_script(
         "return [...document.querySelectorAll('a.doc')].map((a) => a.getAttribute('href'))"
     )
+    assert any("#row-" in link for link in links), links
     there = browser.execute_async_script(
         "const [links, done] = arguments; Promise.all(links.map(async (link) => {"
         " const [path, id] = link.split('#');"
@@ -198,6 +199,29 @@ def test_a_query_is_checked_drawn_and_created(scene, browser):
     wait_until(
         lambda: "public.page_made" in browser.execute_script("return document.title"), "open"
     )
+
+
+def test_events_are_filtered_and_come_by_themselves(scene, browser):
+    visit(browser, "#/events?view=page_bad&level=warning", ".log li")
+    events = "return [...document.querySelectorAll('.log .what > a:first-child')].map((a) => [a.textContent, a.getAttribute('href')])"
+    (name, address), *_ = browser.execute_script(events)
+    assert (name, address) == ("view stopped", "/manual/manual/events.html#row-view-stopped")
+    assert "running" not in text_of(browser).split("Events", 2)[2]
+    visit(browser, "#/events?view=page_still", ".log li")
+    before = len(browser.execute_script(events))
+    with psycopg.connect(scene.engine.dsn, autocommit=True) as conn:
+        conn.execute("CALL headrace.resync_view('page_still')")
+    wait_until(lambda: len(browser.execute_script(events)) > before, "they come")
+    type_into(browser, ".filters input[aria-label=Text]", "there is no such text")
+    wait_until(lambda: "No event matches the filter." in text_of(browser), "none is left")
+    assert_is_good(browser)
+    visit(browser, "#/view/public.page_bad", "[aria-labelledby=about] a[href^='#/events']")
+    browser.execute_script(
+        "document.querySelector(\"[aria-labelledby=about] a[href^='#/events']\").click()"
+    )
+    appears(browser, ".log li")
+    view = "return document.querySelector('.filters input[aria-label=View]').value"
+    assert browser.execute_script(view) == "public.page_bad"
 
 
 DRAW = """

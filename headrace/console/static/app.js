@@ -1,6 +1,7 @@
 // The page: who is in, where one is, and what the server says, live.
 import { html, render, useCallback, useEffect, useRef, useState } from "./vendor/preact-htm.js";
 import { Engine } from "./engine.js";
+import { Events } from "./events.js";
 import { More, page, useManual } from "./manual.js";
 import { Overview } from "./overview.js";
 import { Sql } from "./sql.js";
@@ -10,14 +11,14 @@ const post = (path, body) => fetch(path, {
   method: "POST", headers: { "content-type": "application/json" }, body: JSON.stringify(body),
 });
 
-const PAGES = [["", "Views"], ["engine", "Engine"], ["sql", "SQL"]];
+const PAGES = [["", "Views"], ["engine", "Engine"], ["events", "Events"], ["sql", "SQL"]];
 
 function where() {
   const hash = location.hash;
   if (hash.startsWith("#/view/")) {
     try { return { page: "view", view: decodeURIComponent(hash.slice(7)) }; } catch { return { page: "views" }; }
   }
-  return { page: PAGES.find(([id]) => hash === `#/${id}`)?.[0] ?? "views" };
+  return { page: PAGES.find(([id]) => hash.split("?")[0] === `#/${id}`)?.[0] || "views", hash };
 }
 
 function merged(before, told) {
@@ -31,20 +32,20 @@ function merged(before, told) {
 }
 
 // One stream, as long as the page is seen: a tab in the background costs nothing.
-function useLive(view, on, ended) {
+function useLive(view, log, ended) {
   const [state, setState] = useState({ samples: {} });
   const [connected, setConnected] = useState(false);
   useEffect(() => {
-    if (!on) return undefined;
     let source = null;
     const close = () => { source?.close(); source = null; };
     const open = () => {
       if (source || document.hidden) return;
-      source = new EventSource(`/api/events${view ? `?view=${encodeURIComponent(view)}` : ""}`);
+      source = new EventSource(`/api/events${view ? `?view=${encodeURIComponent(view)}` : log ? "?log=1" : ""}`);
       const take = (name, use) => source.addEventListener(name, (e) => { setConnected(true); const told = JSON.parse(e.data); setState((s) => use(s, told)); });
       take("overview", (s, overview) => ({ ...s, overview, trouble: null }));
       take("samples", (s, told) => ({ ...s, samples: merged(s.samples, told) }));
       take("processes", (s, told) => ({ ...s, processes: { ...s.processes, ...told } }));
+      take("log", (s, told) => ({ ...s, newest: told.newest }));
       take("view", (s, told) => ({ ...s, view: told }));
       take("trouble", (s, told) => ({ ...s, trouble: told.message }));
       source.addEventListener("gone", (e) => { close(); ended(JSON.parse(e.data).message); });
@@ -57,7 +58,7 @@ function useLive(view, on, ended) {
     open();
     document.addEventListener("visibilitychange", seen);
     return () => { document.removeEventListener("visibilitychange", seen); close(); };
-  }, [view, on, ended]);
+  }, [view, log, ended]);
   return [state, connected];
 }
 
@@ -90,7 +91,7 @@ function Login({ safe, why, entered }) {
     <button type="submit" class="main" disabled=${busy || !safe}>${busy ? "Logging in …" : "Log in"}</button></form></main>`;
 }
 
-const KEYS = [["/", "search views"], ["j  k", "next, previous view in the list"], ["Enter", "open it"], ["g", "views"], ["e", "engine"], ["s", "SQL"], ["t", "dark or light"], ["?", "this help"], ["Esc", "back"]];
+const KEYS = [["/", "search views"], ["j  k", "next, previous view in the list"], ["Enter", "open it"], ["g", "views"], ["e", "engine"], ["l", "events"], ["s", "SQL"], ["t", "dark or light"], ["?", "this help"], ["Esc", "back"]];
 
 function Help({ close }) {
   const box = useRef(null);
@@ -148,12 +149,12 @@ function Console({ who, leave, ended }) {
     addEventListener("hashchange", moved);
     return () => removeEventListener("hashchange", moved);
   }, []);
-  const [state, connected] = useLive(at.view, true, ended);
+  const [state, connected] = useLive(at.view, at.page === "events", ended);
   const data = state.overview;
   useEffect(() => { document.title = at.view ? `${at.view} – Headrace` : "Headrace"; }, [at.view]);
   useKeys({
     "/": () => document.getElementById("search")?.focus(), j: () => step(1), k: () => step(-1),
-    g: () => { location.hash = "#/"; }, e: () => { location.hash = "#/engine"; }, s: () => { location.hash = "#/sql"; }, t: change, "?": () => setHelp(true),
+    g: () => { location.hash = "#/"; }, e: () => { location.hash = "#/engine"; }, l: () => { location.hash = "#/events"; }, s: () => { location.hash = "#/sql"; }, t: change, "?": () => setHelp(true),
     Escape: () => { if (at.page !== "views") location.hash = "#/"; },
   });
   const engine = data?.facts.find((f) => f.fact === "engine");
@@ -168,6 +169,7 @@ function Console({ who, leave, ended }) {
       <button type="button" class="small" onClick=${leave}>Log out</button></header>
     <main id="main" tabindex="-1">${!data ? html`<p class="empty" role="status">Loading …</p>`
       : at.page === "engine" ? html`<${Engine} data=${data} processes=${state.processes} theme=${theme} />`
+      : at.page === "events" ? html`<${Events} key=${at.hash} newest=${state.newest} />`
       : at.page === "sql" ? html`<${Sql} who=${who} overview=${data} />`
       : at.page === "view" ? html`<${View} key=${at.view} name=${at.view} data=${state.view?.name === at.view ? state.view : null} overview=${data} theme=${theme} />`
       : html`<${Overview} data=${data} samples=${state.samples} />`}</main>

@@ -26,7 +26,7 @@ function scales(all, now, width, height) {
   const low = 10 ** Math.floor(Math.log10(all.reduce((least, line) => line.points.reduce((so, p) => Math.min(so, p[1]), least), 1e3)));
   const x = (at) => LEFT + ((at - now + seconds) / seconds) * (width - LEFT - RIGHT);
   const y = (value) => height - BOTTOM - (Math.log(value / low) / Math.log(top / low)) * (height - TOP - BOTTOM);
-  return { x, y, seconds, ticks: TICKS.filter((t) => t >= low && t <= top) };
+  return { x, y, seconds, ticks: (top / low > 40 ? TICKS : [...TICKS, 20, 50, 200, 500, 2e3, 5e3, 2e4].sort((a, b) => a - b)).filter((t) => t >= low && t <= top) };
 }
 
 function path(points, { x, y }) {

@@ -79,7 +79,7 @@ function Attention({ data }) {
       ${calls(f.hint).map(([sql, why]) => html`<${Run} key=${sql} sql=${sql} why=${why} />`)}</li>`)}
     ${sources.map((s) => html`<li class="bad" key=${`s ${s.source}`}><strong>source ${s.source}</strong> <span>${s.state}</span><p>${s.problem}<${More} to=${page("troubleshooting", "workers-and-sources")} /></p></li>`)}
     ${workers.map((w) => html`<li class="bad" key=${`w ${w.worker}`}><strong>worker ${w.worker}</strong> <span>${w.state}: ${w.state === "lost" ? "its views are being rebuilt elsewhere" : `its ${w.views} views stand still`}</span><${More} to=${page("troubleshooting", "workers-and-sources")} /></li>`)}
-    ${violated.slice(0, SHOWN).map((a) => html`<li class="bad" key=${`a ${a.name}`}><a href=${link(a.name)}>${a.name}</a> <${Held} state=${a.state} /> <span>${count(a.rows)} rows since ${when(a.since)}</span>${a.reason && html`<p>${a.reason}</p>`}
+    ${violated.slice(0, SHOWN).map((a) => html`<li class="bad" key=${`a ${a.name}`}><a href=${link(a.name)}>${a.name}</a> <${Held} state=${a.state} /> <span>${count(a.rows)} ${a.rows === 1 ? "row" : "rows"} since ${when(a.since)}</span>${a.reason && html`<p>${a.reason}</p>`}
       <${Run} sql=${`SELECT * FROM ${a.name};`} why="shows the rows that violate it" /></li>`)}
     ${violated.length > SHOWN && html`<li>and ${violated.length - SHOWN} more violated assertions, below</li>`}
     ${shown.map((v) => html`<${Trouble} key=${v.name} view=${v} />`)}

@@ -1,5 +1,6 @@
 // One view: how fresh, why not, what it is made of and what that costs.
 import { html, useEffect, useMemo, useRef, useState } from "./vendor/preact-htm.js";
+import { eventsOf } from "./events.js";
 import { Dataflow, NodeFacts, rates } from "./graph.js";
 import { Doc, Linked, More, ofMessage, ofStatus, page } from "./manual.js";
 import { Filling, Pill, Run } from "./pieces.js";
@@ -101,6 +102,7 @@ function About({ data, row }) {
     ["Options", html`<code>${options}</code>`],
     ["Created", when(data.created_at)],
     ["Last error", data.last_error ? `${data.last_error} (${when(data.last_error_at)})` : "none"],
+    ["Events", html`<a href=${eventsOf(data.name)}>of this view</a>`],
   ];
   return html`<section class="panel" aria-labelledby="about"><h2 id="about">About <${Doc} to=${page("reference", "options")} label="Options, in the manual" /></h2><dl class="facts">${rows.map(([k, v]) => html`<div key=${k}><dt>${k}</dt><dd>${v}</dd></div>`)}</dl></section>
     <section class="panel" aria-labelledby="query"><h2 id="query">Query</h2><pre class="sql" tabindex="0">${data.query}</pre>
