@@ -1,4 +1,4 @@
-"""The page of events: what each role may see, filters, pages, and news."""
+"""The page of events: the rows that each role may see, filters, pages, and news."""
 
 from __future__ import annotations
 
