@@ -282,7 +282,7 @@ class App:
         except Full as error:
             return _json({"error": str(error)}, 429)
         except (psycopg.Error, TimeoutError):
-            return _json({"error": "the database does not answer"}, 503)
+            return _json({"error": "the database does not answer in time"}, 503)
 
     async def _events(self, request: Request) -> Any:
         assert self.people is not None, "there is a console"

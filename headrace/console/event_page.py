@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import msgspec
@@ -15,10 +15,11 @@ from headrace.sql import seen
 
 SHOWN_MAX: Final = 100
 """Events of one answer."""
-ASKING_MAX: Final = 4
-"""Limit of requests of one identity at one time: they wait for its connection."""
+ASKING_MAX: Final = 16
+"""Limit of requests of one identity at one time: one is answered, the others wait."""
 TEXT_MAX: Final = 200
-_QUERY_S: Final = 12.0
+QUERY_S: Final = 4.0
+"""Less than the time that other queries wait for the connection."""
 _LEVELS: Final = {
     "": ("info", "warning", "error", "critical"),
     "warning": ("warning", "error", "critical"),
@@ -45,11 +46,19 @@ def filters_of(given: Mapping[str, str]) -> dict[str, Any] | None:
     return None if levels is None else filters | {"levels": list(levels)}
 
 
+@dataclass(slots=True)
+class _Turn:
+    """The requests of one identity."""
+
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    asking: int = 0
+
+
 class EventPage:
-    """Answers pages of events."""
+    """Answers pages of events, one at a time for each identity."""
 
     def __init__(self) -> None:
-        self._asking: Counter[str] = Counter()
+        self._turns: dict[str, _Turn] = {}
 
     async def answer(self, person: Person, filters: dict[str, Any]) -> dict[str, Any]:
         """Return the newest events that pass the filters, and whether there are older ones.
@@ -58,17 +67,24 @@ class EventPage:
             Full: too many requests of this identity are waiting.
             psycopg.Error, TimeoutError: the database does not answer.
         """
-        conn = person.conn
-        if conn is None:
-            raise TimeoutError
-        if self._asking[person.key] >= ASKING_MAX:
+        turn = self._turns.setdefault(person.key, _Turn())
+        if turn.asking >= ASKING_MAX:
             raise Full("too many requests for events are running")
-        self._asking[person.key] += 1
+        turn.asking += 1
         try:
-            async with asyncio.timeout(_QUERY_S):
-                rows = await seen.events(conn, filters, SHOWN_MAX + 1)
+            async with turn.lock:
+                rows = await _rows(person, filters)
         finally:
-            self._asking[person.key] -= 1
-            self._asking += Counter()  # drops those with a count of zero
+            turn.asking -= 1
+            if not turn.asking:
+                self._turns.pop(person.key, None)
         events = [row | {"fields": msgspec.Raw(row["fields"].encode())} for row in rows]
         return {"events": events[:SHOWN_MAX], "more": len(events) > SHOWN_MAX}
+
+
+async def _rows(person: Person, filters: dict[str, Any]) -> list[dict[str, Any]]:
+    conn = person.conn
+    if conn is None:
+        raise TimeoutError
+    async with asyncio.timeout(QUERY_S):
+        return await seen.events(conn, filters, SHOWN_MAX + 1)

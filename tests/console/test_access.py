@@ -11,15 +11,15 @@ import pytest
 from psycopg.conninfo import make_conninfo
 
 from headrace.config import Settings
+from headrace.console import event_page, sql_page
 from headrace.console import graph_collector as lookout
-from headrace.console import sql_page
 from headrace.console.access import ENGINE, Access, Refused, let_go
 from headrace.console.graph_collector import Full, GraphCollector
 from headrace.console.host_interface import HostInterface
 from headrace.console.port import HttpPort
 from headrace.console.sql_page import RUNNING_MAX, Busy, SqlBody, SqlPage
 from headrace.embedded.postgres import EmbeddedPostgres
-from headrace.sql import install
+from headrace.sql import install, seen
 from tests.console.test_port import Health, post
 from tests.waiting import eventually
 
@@ -159,6 +159,27 @@ def test_calls_are_made_with_the_settings_of_the_role(settings, source):
         finally:
             conn.execute("ALTER ROLE joe RESET default_transaction_read_only")
     assert identity.own.read_only
+
+
+def test_a_slow_query_of_events_does_not_keep_the_connection(settings, monkeypatch):
+    """It is cancelled at the server, and the connection goes on: the login depends on it."""
+    monkeypatch.setattr(event_page, "QUERY_S", 0.3)
+    monkeypatch.setattr(seen, "_EVENTS", "SELECT pg_sleep(600) WHERE %(text)s = '' LIMIT %(most)s")
+
+    async def main():
+        person = await Access(settings).by_password("joe", "s3cret")
+        page, filters = event_page.EventPage(), event_page.filters_of({})
+        asking = [page.answer(person, filters) for _ in range(event_page.ASKING_MAX + 2)]
+        told = await asyncio.gather(*asking, return_exceptions=True)
+        me = await seen.me(person.conn)
+        left = len(page._turns)
+        await let_go(person.conn)
+        return [type(error) for error in told], me["role"], left
+
+    told, role, left = asyncio.run(main())
+    assert told.count(Full) == 2
+    assert told.count(TimeoutError) == event_page.ASKING_MAX
+    assert (role, left) == ("joe", 0)
 
 
 @pytest.mark.parametrize("ends", ["the browser goes", "it takes too long"])

@@ -281,6 +281,10 @@ def test_what_users_name_and_write_is_text(scene, browser):
         assert browser.execute_script("return document.title") == f"{name} – Headrace"
         assert browser.execute_script("return document.querySelectorAll('#app img').length") == 0
         assert browser.execute_script("return document.querySelectorAll('#app script').length") == 0
+    browser.execute_script("location.hash = '#/events?view=img'")
+    appears(browser, ".log li")
+    assert "<img src=x onerror" in text_of(browser)
+    assert browser.execute_script("return document.querySelectorAll('#app img').length") == 0
     browser.execute_script("location.hash = '#/view/console_a.secret'")
     wait_until(lambda: QUERY in text_of(browser), "the query as it was written")
     assert "hunter2" in text_of(browser)

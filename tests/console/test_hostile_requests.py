@@ -19,6 +19,8 @@ VALID = (
     request("GET /api/events?view=v HTTP/1.1", "Cookie: headrace-1=x"),
     request("GET /static/app.js HTTP/1.1", 'If-None-Match: "x"'),
     post("/api/login", {"token": "a wrong token"}),
+    post("/api/sql", {"action": "check", "query": "SELECT 1"}),
+    request("GET /api/log?level=error&before=7 HTTP/1.1", "Cookie: headrace-1=x"),
     request(
         "POST /api/login HTTP/1.1",
         *("Content-Type: application/json", "Transfer-Encoding: chunked"),
@@ -109,6 +111,33 @@ def test_malformed_requests_write_no_tracebacks(settings, caplog):
     loud = [e for e in events if e["log_level"] in ("warning", "error") or "exc_info" in e]
     assert loud == []
     assert [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING] == []
+
+
+@pytest.mark.parametrize(
+    ("sent", "status"),
+    [
+        (post("/api/sql", {"action": "check", "query": "SELECT 1"}), b"401"),
+        (post("/api/sql", b"x" * 10_000_000), b"401"),
+        (post("/api/sql", {}, "Content-Type: text/plain"), b"415"),
+        (
+            post("/api/sql", {}, "Content-Type: application/json", "Sec-Fetch-Site: cross-site"),
+            b"403",
+        ),
+        (request("PUT /api/sql HTTP/1.1"), b"405"),
+        (request("GET /api/log?text=%00 HTTP/1.1"), b"401"),
+        (post("/api/log", {}), b"405"),
+    ],
+)
+def test_nothing_is_done_for_a_stranger(settings, sent, status):
+    """No body is read before the login is known, and no page of another site is answered."""
+
+    async def main():
+        async with serving(settings) as number:
+            return await talk(number, sent)
+
+    answer = asyncio.run(main())
+    # A body that is not read resets the connection, with or without the answer.
+    assert answer == b"" or answer.split(b" ")[1] == status
 
 
 def test_an_error_of_ours_is_logged_a_few_times(settings):

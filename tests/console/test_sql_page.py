@@ -154,6 +154,40 @@ def test_logins_that_read_only_create_nothing(scene, role, code):
     assert scene.source.execute("SELECT to_regclass('public.no')").fetchone() == (None,)
 
 
+@pytest.mark.parametrize(
+    "query",
+    [
+        "SELECT sql_b.spy('a') AS x",
+        "SELECT 'b'::sql_b.spied AS x",
+        "SELECT id FROM sql_a.t WHERE id::text = sql_b.spy('c')",
+        "SELECT id, x::text::sql_b.spied AS x FROM sql_a.t",
+    ],
+)
+def test_a_plan_runs_no_code_of_others(scene, query):
+    """Whoever has the token could otherwise run a function of a role as the engine's role."""
+    with psycopg.connect(scene.engine.source, autocommit=True, user="sql_b") as conn:
+        conn.execute("CREATE TABLE IF NOT EXISTS sql_b.seen (who text)")
+        conn.execute("GRANT INSERT ON sql_b.seen TO PUBLIC")
+        conn.execute(
+            "CREATE OR REPLACE FUNCTION sql_b.note() RETURNS void LANGUAGE sql AS"
+            " 'INSERT INTO sql_b.seen VALUES (current_user)'"
+        )
+        # Postgres checks no declaration: a volatile function may hide in an immutable one.
+        conn.execute(
+            "CREATE OR REPLACE FUNCTION sql_b.spy(x text) RETURNS text IMMUTABLE LANGUAGE plpgsql AS"
+            " $$ BEGIN PERFORM sql_b.note(); RETURN x; END $$"
+        )
+        conn.execute("SELECT sql_b.spy('it works')")
+        assert conn.execute("DELETE FROM sql_b.seen RETURNING who").fetchall() == [("sql_b",)]
+        if not conn.execute("SELECT to_regtype('sql_b.spied')").fetchone()[0]:
+            conn.execute("CREATE DOMAIN sql_b.spied AS text CHECK (sql_b.spy(VALUE) IS NOT NULL)")
+    client = logged_in(scene, None)
+    for action in ("check", "explain"):
+        act(client, action, query)
+    who = {role for (role,) in scene.source.execute("SELECT who FROM sql_b.seen").fetchall()}
+    assert who == set()
+
+
 def test_requests_of_other_pages_are_refused(scene):
     client = logged_in(scene, "sql_a")
     good = {"action": "check", "query": SUM}
