@@ -25,7 +25,7 @@ from tests.waiting import wait_until
 SUM = "SELECT g, sum(x) AS x FROM page_t GROUP BY g"
 VIEWS = {
     "page_sum": SUM,
-    "page_bad": "SELECT id, 1 / x AS y FROM page_t",
+    "page_zero": "SELECT id, 1 / x AS y FROM page_t",
     "page_still": "SELECT count(*) AS n FROM page_t",
 }
 
@@ -47,7 +47,9 @@ def scene(running_engine):
             conn.execute("CALL headrace.create_assertion('page_positive', %s)", (query,))
         source.execute("INSERT INTO page_t VALUES (101, 1, 0)")
         stopped = "SELECT name FROM headrace.list_views() WHERE status = 'error'"
-        wait_until(lambda: source.execute(stopped).fetchall() == [("public.page_bad",)], "it stops")
+        wait_until(
+            lambda: source.execute(stopped).fetchall() == [("public.page_zero",)], "it stops"
+        )
         yield SimpleNamespace(engine=engine, port=port_of(engine), source=source)
         with psycopg.connect(engine.dsn, autocommit=True) as conn:
             conn.execute("CALL headrace.drop_assertion('page_positive')")
@@ -104,7 +106,7 @@ def act(driver, words):
     [
         ("#/", ".fleet svg.lines"),
         ("#/view/public.page_sum", "g.node"),
-        ("#/view/public.page_bad", ".trouble"),
+        ("#/view/public.page_zero", ".trouble"),
         ("#/view/public.page_still", "g.node"),
         ("#/view/public.nothing", "#main .panel"),
         ("#/engine", "[aria-labelledby=processes] .u-legend"),
@@ -122,13 +124,13 @@ def test_those_that_stand_still_come_first_with_the_call_that_helps(browser):
     visit(browser, "#/", ".views tbody tr", 3)
     names = "return [...document.querySelectorAll('.views tbody th a')].map((a) => a.textContent)"
     assert browser.execute_script(names) == [
-        "public.page_bad",
+        "public.page_zero",
         "public.page_still",
         "public.page_sum",
     ]
     attention = "return document.querySelector('.attention').innerText"
     told = browser.execute_script(attention)
-    assert "CALL headrace.resync_view('public.page_bad');" in told
+    assert "CALL headrace.resync_view('public.page_zero');" in told
     assert "SELECT * FROM public.page_positive;" in told
     visit(browser, "#/view/public.page_still", ".run")
     wait_until(
@@ -150,7 +152,7 @@ def test_a_locked_table_names_the_session_to_end(scene, browser):
 
 
 def test_links_lead_into_the_manual(scene, browser):
-    visit(browser, "#/view/public.page_bad", ".trouble a.doc")
+    visit(browser, "#/view/public.page_zero", ".trouble a.doc")
     links = browser.execute_script(
         "return [...document.querySelectorAll('a.doc')].map((a) => a.getAttribute('href'))"
     )
@@ -202,7 +204,7 @@ def test_a_query_is_checked_drawn_and_created(scene, browser):
 
 
 def test_events_are_filtered_and_come_by_themselves(scene, browser):
-    visit(browser, "#/events?view=page_bad&level=warning", ".log li")
+    visit(browser, "#/events?view=page_zero&level=warning", ".log li")
     events = "return [...document.querySelectorAll('.log .what > a:first-child')].map((a) => [a.textContent, a.getAttribute('href')])"
     (name, address), *_ = browser.execute_script(events)
     assert (name, address) == ("view stopped", "/manual/manual/events.html#row-view-stopped")
@@ -215,13 +217,13 @@ def test_events_are_filtered_and_come_by_themselves(scene, browser):
     type_into(browser, ".filters input[aria-label=Text]", "there is no such text")
     wait_until(lambda: "No event matches the filter." in text_of(browser), "none is left")
     assert_is_good(browser)
-    visit(browser, "#/view/public.page_bad", "[aria-labelledby=about] a[href^='#/events']")
+    visit(browser, "#/view/public.page_zero", "[aria-labelledby=about] a[href^='#/events']")
     browser.execute_script(
         "document.querySelector(\"[aria-labelledby=about] a[href^='#/events']\").click()"
     )
     appears(browser, ".log li")
     view = "return document.querySelector('.filters input[aria-label=View]').value"
-    assert browser.execute_script(view) == "public.page_bad"
+    assert browser.execute_script(view) == "public.page_zero"
 
 
 DRAW = """
