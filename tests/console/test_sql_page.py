@@ -164,7 +164,7 @@ def test_logins_that_read_only_create_nothing(scene, role, code):
     ],
 )
 def test_a_plan_runs_no_code_of_others(scene, query):
-    """Whoever has the token could otherwise run a function of a role as the engine's role."""
+    """With the token, a function of a role would otherwise run as the engine's role."""
     with psycopg.connect(scene.engine.source, autocommit=True, user="sql_b") as conn:
         conn.execute("CREATE TABLE IF NOT EXISTS sql_b.seen (who text)")
         conn.execute("GRANT INSERT ON sql_b.seen TO PUBLIC")
