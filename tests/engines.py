@@ -109,13 +109,13 @@ class Forked(subprocess.Popen[bytes]):
         self.pid = _receive(keeper)
 
     def poll(self) -> int | None:
-        if self.returncode is None and select.select([self._keeper], (), (), 0)[0]:
+        if self.returncode is None and _readable(self._keeper, 0):
             self._end()
         return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
         if self.returncode is None:
-            if not select.select([self._keeper], (), (), timeout)[0]:
+            if not _readable(self._keeper, timeout):
                 raise subprocess.TimeoutExpired(self.args, timeout or 0.0)
             self._end()
         return int(self.returncode)
@@ -130,6 +130,13 @@ class Forked(subprocess.Popen[bytes]):
 
     def __del__(self) -> None:
         self._keeper.close()
+
+
+def _readable(line: socket.socket, seconds: float | None) -> bool:
+    """Wait until there is something to read.  A test process may have more than 1024 files."""
+    waiting = select.poll()
+    waiting.register(line, select.POLLIN)
+    return bool(waiting.poll(None if seconds is None else seconds * 1000))
 
 
 def _send(line: socket.socket, number: int) -> None:

@@ -188,7 +188,7 @@ def _replace_keyed(
         changed, gone, come = (
             conn.execute(sql.SQL(s).format(**parts)).rowcount for s in statements
         )
-    except psycopg.IntegrityError as error:
+    except (psycopg.IntegrityError, psycopg.errors.ProgramLimitExceeded) as error:
         known = keys.violated(target, error)
         if known is None:
             raise

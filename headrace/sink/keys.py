@@ -30,6 +30,17 @@ _COLUMNS_SHOWN: Final = 50
 Connection = psycopg.Connection[Any]
 
 
+class KeyTooLong(UserError):
+    """A value is too long for the index of the key."""
+
+    sqlstate = "54000"
+
+    @property
+    def notice(self) -> str:
+        """Notice that the view gets no key."""
+        return f"the view has no key: {self.message}"
+
+
 def chosen(wanted: Sequence[str] | None, planned: Sequence[str]) -> tuple[str, ...]:
     """Return the key of a view's result table: option ``key``, else the planned one."""
     return tuple(wanted or planned)
@@ -46,6 +57,7 @@ def add(conn: Connection, name: sql.Identifier, key: Sequence[str]) -> None:
     Raises:
         UserError: the rows violate the key (23505, 23502), or the columns cannot have one; with
             Postgres' SQLSTATE.
+        KeyTooLong: a value does not fit into the index.
     """
     statement = sql.SQL("ALTER TABLE {} ADD PRIMARY KEY ({}), REPLICA IDENTITY DEFAULT").format(
         name, sql.SQL(", ").join(map(sql.Identifier, key))
@@ -67,7 +79,12 @@ def add(conn: Connection, name: sql.Identifier, key: Sequence[str]) -> None:
             " them a value (coalesce).",
             sqlstate="23502",
         ) from error
-    except (psycopg.ProgrammingError, psycopg.errors.ProgramLimitExceeded) as error:
+    except psycopg.errors.ProgramLimitExceeded as error:
+        raise KeyTooLong(
+            f"a value is too long for an index on key {shown(key)}",
+            hint='Name other columns in option "key", or none: "key": [].',
+        ) from error
+    except psycopg.ProgrammingError as error:
         raise UserError(
             f'option "key": {error.diag.message_primary}',
             detail=error.diag.message_detail,
@@ -195,13 +212,12 @@ def equality(conn: Connection, oid: int) -> dict[str, sql.Composed]:
     }
 
 
-def violated(
-    target: ResultTable, error: psycopg.IntegrityError
-) -> SinkTableError | StructureChanged | None:
+def violated(target: ResultTable, error: psycopg.Error) -> SinkTableError | StructureChanged | None:
     """Return the view's error for ``error``, a constraint violation in its table.
 
     A NULL in a key that follows from the query shows that a NOT NULL constraint of a table was
-    dropped: the view is filled anew, with another key or none.
+    dropped: the view is filled anew, with another key or none.  So it is if a value is too long for
+    the index of such a key.
 
     None: the error names no constraint, so it may come from a user's code, which can raise any
     SQLSTATE.  Every role may read why a view has stopped, so the message contains no values.
@@ -224,6 +240,12 @@ def violated(
                 return StructureChanged(
                     message, detail="A table has lost a NOT NULL constraint.", hint=RESYNC
                 )
+        case psycopg.errors.ProgramLimitExceeded() if target.planned_key:
+            return StructureChanged(
+                f"a value is too long for key {shown(key)} of result table {shown_table}",
+                detail="The view is to have no key then.",
+                hint=RESYNC,
+            )
         case _:
             return None
     return SinkTableError(message, detail=detail, hint=RESYNC, sqlstate=code)

@@ -100,7 +100,7 @@ class SinkWriter:
                 self._delete(target, statements, diffs, weights, gone)
             if len(come):
                 self._insert(target, statements, diffs, copies(come, weights))
-        except psycopg.IntegrityError as error:
+        except (psycopg.IntegrityError, psycopg.errors.ProgramLimitExceeded) as error:
             known = keys.violated(target, error)
             if known is None:
                 raise

@@ -158,6 +158,10 @@ class ViewSpec:
         """Return the options with another placement."""
         return ViewSpec.of({**self.given, "placement": placement})
 
+    def without_key(self) -> ViewSpec:
+        """Return the options of a view whose table has no key."""
+        return ViewSpec.of({**self.given, "key": []})
+
     def without_dialect(self) -> ViewSpec:
         """Return the options of a view whose query has been translated to SQL of Postgres."""
         return ViewSpec.of({k: v for k, v in self.given.items() if k != "dialect"})

@@ -24,6 +24,7 @@ from headrace.population.publish import publish
 from headrace.population.staging import Staging
 from headrace.postgres.connect import Connection
 from headrace.postgres.reliances import Facts
+from headrace.sink import keys
 from headrace.sql import history, points, views
 from headrace.sql.verbs import CreateView
 from headrace.sql.view_spec import ViewSpec
@@ -43,7 +44,14 @@ def create_view(context: JobContext, job: Job, request: CreateView) -> dict[str,
         if answer is not None:
             _say_what_stays(context, job, request, int(answer["view_id"]))
             return answer
-    return Creation(context, job, plan(context, job, request)).run()
+    try:
+        return Creation(context, job, plan(context, job, request)).run()
+    except keys.KeyTooLong as error:
+        if request.options.key is not None:
+            raise
+        job.say(error.notice)
+        request = dataclasses.replace(request, options=request.options.without_key())
+        return Creation(context, job, plan(context, job, request)).run()
 
 
 @dataclass(frozen=True, slots=True)

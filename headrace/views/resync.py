@@ -88,6 +88,18 @@ def resync_view(context: JobContext, job: Job, request: ResyncView) -> dict[str,
             its table was altered.
         HeadraceError: the resync failed or was cancelled: the view is as before.
     """
+    resync = _planned(context, job, request, keyless=False)
+    try:
+        return resync.run()
+    except keys.KeyTooLong as error:
+        if resync.has_chosen_key:
+            raise
+        job.say(error.notice)
+    return _planned(context, job, request, keyless=True).run()
+
+
+def _planned(context: JobContext, job: Job, request: ResyncView, *, keyless: bool) -> Resync:
+    """Plan the resync of a view; ``keyless``: its table has no key from then on."""
     with planning(context, job) as conn:
         view = names.find_owned(conn, request.name, request.caller, request.settings)
         if request.of not in (None, view.id):
@@ -96,13 +108,16 @@ def resync_view(context: JobContext, job: Job, request: ResyncView) -> dict[str,
         stored = read(conn, view)
         owner = owner_of(conn, view, request.caller)
         stored, to = elsewhere(context, conn, view, stored)
+        if keyless:
+            stored = replace(stored, options=stored.options.without_key())
         again = replace(plan_again(context, conn, view, stored, owner), to=to)
         resync = Resync(context, job, view, stored, again, because=request.because)
+        resync.keyless = keyless
         resync.doubt(asked=request.because is None)
         resync.check_table(conn)
         if request.within_s is not None:
             resync.stand_back(watched.cost(conn, view.id), request.within_s)
-    return resync.run()
+    return resync
 
 
 def elsewhere(
@@ -270,8 +285,15 @@ class Resync(Population):
         self._kept: StoredHistory | None = None
         self._read_before: list[int] = []
         self._cost: watched.Cost | None = None
+        self.keyless = False
+        """Whether its table loses its key for good."""
         self._within_s: float | None = None
         """Seconds in which the view would catch up, if that is why it is filled anew."""
+
+    @property
+    def has_chosen_key(self) -> bool:
+        """Whether the owner has chosen the key of the table, or that it has none."""
+        return self._stored.options.key is not None
 
     def doubt(self, *, asked: bool) -> None:
         """Have views refilled that were filled from this one, if its rows may be wrong.
@@ -377,6 +399,8 @@ class Resync(Population):
             same = self._replaced is not None and self._replaced.noted
             history.go_on(conn, self._kept, oid, anew=not same)
             self._count(conn, self._kept, oid)
+        if self.keyless:
+            views.remove_key(conn, self._view_id)
         if self._to is not None:
             views.set_placement(conn, self._view_id, self._to, dict(self._planned.parts))
         # Either a removal of the worker waits for this, or the check sees that the worker is gone.

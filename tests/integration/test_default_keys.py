@@ -23,9 +23,11 @@ KEYS = {
     "SELECT DISTINCT ON (g) g, x FROM items ORDER BY g, x, id": ["g"],
     "SELECT a.g, n, m FROM (SELECT g, count(*) AS n FROM items GROUP BY g) a"
     " JOIN (SELECT g, max(x) AS m FROM items GROUP BY g) b ON b.g = a.g": ["g"],
-    # A NULL, or a value that is too long for an index, may come at any time.
+    "SELECT t, count(*) AS n FROM items GROUP BY t": ["t"],
+    "SELECT DISTINCT t, c FROM items": ["c", "t"],
+    "SELECT t, g, id FROM items": ["id"],
+    # A NULL may come at any time.
     "SELECT h, count(*) AS n FROM items GROUP BY h": [],
-    "SELECT t, count(*) AS n FROM items GROUP BY t": [],
     "SELECT b.g, count(*) AS n FROM items a LEFT JOIN items b ON b.id = a.h GROUP BY b.g": [],
     "SELECT g + 1 AS g, count(*) AS n FROM items GROUP BY g + 1": [],
 }
@@ -113,3 +115,51 @@ def test_tools_find_the_key(commander, source):
     identity = "SELECT relreplident::text FROM pg_class WHERE oid = 'v'::regclass"
     assert source.execute(identity).fetchone() == ("d",)
     source.execute("DROP TABLE notes")
+
+
+LONG = "SELECT string_agg(md5((i * %s)::text), '') FROM generate_series(1, 400) i"
+TEXTS = "SELECT t, count(*) AS n FROM items GROUP BY t"
+
+
+def option(conn) -> object:
+    return conn.execute("SELECT options -> 'key' FROM headrace.views").fetchone()[0]
+
+
+def test_a_text_that_is_too_long_for_an_index_comes_later(commander, source):
+    """The view is filled anew without a key, for good."""
+    commander.execute("CALL headrace.create_view('v', %s)", (TEXTS,))
+    source.execute("UPDATE items SET t = 't' || id %% 7 WHERE id > %s", (0,))
+    commander.execute("CALL headrace.wait_for('v')")
+    assert (key(source), option(source)) == (["t"], None)
+    source.execute(f"UPDATE items SET t = ({LONG}) WHERE id < 4", (7,))
+    wait_until(lambda: key(source) == [], lambda: message(source))
+    commander.execute("CALL headrace.wait_for('v')")
+    assert differs(source, "v", TEXTS) == []
+    assert option(source) == []
+    source.execute(f"UPDATE items SET t = ({LONG}) WHERE id %% 2 = 1", (9,))
+    source.execute("DELETE FROM items WHERE id % 5 = 1")
+    commander.execute("CALL headrace.wait_for('v')")
+    assert differs(source, "v", TEXTS) == []
+    commander.execute("CALL headrace.resync_view('v')")
+    assert (key(source), option(source)) == ([], [])
+
+
+def test_a_text_that_is_too_long_is_there_already(commander, source):
+    source.execute(f"UPDATE items SET t = ({LONG}) WHERE id = 3", (7,))
+    notices: list[str] = []
+    commander.add_notice_handler(lambda told: notices.append(told.message_primary))
+    commander.execute("CALL headrace.create_view('v', %s)", (TEXTS,))
+    assert any("the view has no key: a value is too long" in text for text in notices), notices
+    assert (key(source), option(source)) == ([], [])
+    source.execute("UPDATE items SET t = 'u' WHERE id % 2 = 0")
+    commander.execute("CALL headrace.wait_for('v')")
+    assert differs(source, "v", TEXTS) == []
+
+
+def test_the_owner_s_choice_of_a_key_is_not_overruled(commander, source):
+    source.execute(f"UPDATE items SET t = ({LONG}) WHERE id = 3", (7,))
+    with pytest.raises(psycopg.errors.ProgramLimitExceeded) as refused:
+        commander.execute("""CALL headrace.create_view('v', %s, '{"key": ["t"]}')""", (TEXTS,))
+    assert '"key": []' in str(refused.value.diag.message_hint)
+    commander.execute("""CALL headrace.create_view('v', %s, '{"key": []}')""", (TEXTS,))
+    assert key(source) == []

@@ -1,21 +1,33 @@
 """Unique keys of a plan node: sets of columns in which no two of its rows are equal.
 
-Two NULLs count as equal.  A key without NULLs, as far as constraints of the tables say, whose
-values always fit into an index becomes the key of the result table (``proved``).  The other keys
-are suggestions (``explain_view``): choosing one also gives the table a primary key.  Postgres
-checks both.
+Two NULLs count as equal.  A key without NULLs, as far as constraints of the tables say, becomes the
+key of the result table (``proved``).  The other keys are suggestions (``explain_view``): choosing
+one also gives the table a primary key.  Postgres checks both.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from itertools import product
+from operator import itemgetter
 from typing import Final
 
 from headrace.planner.logical import nodes
 from headrace.planner.logical.facts import at_most_one, column_equalities, not_null
 from headrace.planner.logical.scalar import Ref
-from headrace.types import BPCHAR, FIRST_USER_OID, FIXED, INT2, INT4, INT8, VARCHAR, Field, Schema
+from headrace.types import (
+    BPCHAR,
+    BYTEA,
+    FIRST_USER_OID,
+    FIXED,
+    INT2,
+    INT4,
+    INT8,
+    TEXT,
+    VARCHAR,
+    Field,
+    Schema,
+)
 
 Key = frozenset[int]
 """Ids of columns."""
@@ -147,17 +159,29 @@ def _least(keys: Iterable[Key]) -> list[Key]:
 
 
 def proved(node: nodes.Node, columns: Schema) -> tuple[str, ...]:
-    """Return the default key's column names for a table of ``node``'s rows; empty: none."""
+    """Return the default key's column names for a table of ``node``'s rows; empty: none.
+
+    A key whose values always fit into an index is preferred.  Longer ones are possible in the
+    others; if one comes, the table loses its key (``sink/keys.py``).
+    """
+    possible: list[tuple[bool, tuple[str, ...]]] = []
     for key in unique(node):
         places = {c.id: i for i, c in reversed(list(enumerate(node.columns))) if c.id in key}
-        fits = sum(_bytes_max(columns[i]) for i in places.values()) <= _KEY_BYTES_MAX
+        size = sum(_bytes_max(columns[i]) for i in places.values())
+        known = size <= _KEY_BYTES_MAX
         if (
-            fits
-            and 0 < len(key) <= _KEY_COLUMNS_MAX
+            0 < len(key) <= _KEY_COLUMNS_MAX
+            and (known or all(_has_identity(columns[i]) for i in places.values()))
             and all(not_null(node, c, declared=True) for c in key)
         ):
-            return tuple(columns[i].name for i in sorted(places.values()))
-    return ()
+            possible.append((not known, tuple(columns[i].name for i in sorted(places.values()))))
+    return min(possible, key=itemgetter(0), default=(False, ()))[1]
+
+
+def _has_identity(column: Field) -> bool:
+    """Return whether equal values of a column are identical, however long they are."""
+    plain = column.oid in (TEXT, VARCHAR) and column.collation < FIRST_USER_OID
+    return plain or column.oid in FIXED or column.oid == BYTEA
 
 
 def _bytes_max(column: Field) -> int:
