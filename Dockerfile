@@ -7,7 +7,7 @@ RUN apt-get update \
 WORKDIR /src
 COPY requirements.lock ./
 RUN pip install --no-cache-dir --root-user-action ignore --constraint requirements.lock \
-      'setuptools>=77' wheel 'cython>=3.3,<4'
+      'setuptools>=77' wheel 'cython>=3.3,<4' 'mkdocs>=1.6,<2'
 COPY pyproject.toml setup.py MANIFEST.in README.md LICENSE ./
 COPY headrace headrace
 RUN pip wheel --no-cache-dir --no-build-isolation --no-deps --wheel-dir /wheels .
@@ -15,6 +15,11 @@ RUN pip wheel --no-cache-dir --no-build-isolation --no-deps --wheel-dir /wheels 
 RUN python -m venv /opt/headrace \
  && /opt/headrace/bin/pip install --no-cache-dir --constraint requirements.lock \
       /wheels/*.whl pyspark pandas
+# The manual, which the console serves. Last, because a changed page needs no compiled kernels.
+COPY mkdocs.yml ./
+COPY docs docs
+RUN python -m mkdocs build --quiet --strict \
+      --site-dir /opt/headrace/lib/python3.11/site-packages/headrace/console/manual
 
 FROM python:3.11-slim-bookworm
 RUN apt-get update \

@@ -22,11 +22,11 @@ from headrace.embedded import demo
 from headrace.server.cli import parser
 from headrace.server.explained import strangers
 from tests.outside.pages import ROOT, Typed
+from tests.packages import manifests
 
 MAKEFILE = (ROOT / "Makefile").read_text()
 DOCKERFILE = (ROOT / "Dockerfile").read_text()
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-MANIFEST = list(yaml.safe_load_all((ROOT / "deploy/kubernetes/headrace.yaml").read_text()))
 COMPOSE = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
 SETTINGS = set(Settings.__dataclass_fields__)
 BENCHES = {"bench": "bench.__main__", "bench-peers": "bench.peers.__main__"}
@@ -164,23 +164,19 @@ def _docker(words: Sequence[str]) -> None:
 
 def _kubectl(words: Sequence[str]) -> None:
     if words[0] == "apply":
-        flag, file = words[1:]
-        assert flag == "-f"
-        assert (ROOT / file).exists()
+        flag, folder = words[1:]
+        assert flag == "-k"
+        assert (ROOT / folder / "kustomization.yaml").exists()
         return
     assert list(words[:3]) == ["create", "secret", "generic"]
-    name, literal = words[3:]
-    key, value = literal.removeprefix("--from-literal=").split("=", 1)
-    conninfo_to_dict(value)
-    asked = [
-        entry["valueFrom"]["secretKeyRef"]
-        for part in MANIFEST
-        if part["kind"] == "StatefulSet"
-        for container in part["spec"]["template"]["spec"]["containers"]
-        for entry in container["env"]
-        if "valueFrom" in entry
+    name, file = words[3:]
+    made = file.removeprefix("--from-file=")
+    objects = manifests.base()
+    secrets = [
+        v["secret"]["secretName"] for v in manifests.pod(objects)["volumes"] if "secret" in v
     ]
-    assert asked == [{"name": name, "key": key}]
+    assert secrets == [name]
+    assert f"{manifests.mounts(objects)['source']}/{made}" in manifests.container(objects)["args"]
 
 
 def _systemctl(words: Sequence[str]) -> None:

@@ -1,4 +1,4 @@
-"""The systemd unit, the Kubernetes manifest, the image and the compose file."""
+"""The systemd unit, the Dockerfile and the compose file; ``test_kubernetes.py`` has the rest."""
 
 import configparser
 import fnmatch
@@ -14,10 +14,10 @@ import yaml
 from psycopg.conninfo import conninfo_to_dict
 
 from headrace.config import Settings
+from tests.packages.instructions import stages
 
 ROOT = Path(__file__).resolve().parents[2]
 UNIT = ROOT / "deploy/systemd/headrace.service"
-MANIFEST = ROOT / "deploy/kubernetes/headrace.yaml"
 STOP_S = 25
 """Longest time that the server takes to stop (server/main.py)."""
 
@@ -97,89 +97,15 @@ def test_the_units_settings(tmp_path):
     assert len(done.stdout.splitlines()) >= len(Settings.__dataclass_fields__)
 
 
-def manifest() -> dict[tuple[str, str], dict]:
-    """Return the objects of the manifest by kind and name."""
-    parts = list(yaml.safe_load_all(MANIFEST.read_text()))
-    found = {(part["kind"], part["metadata"]["name"]): part for part in parts}
-    assert len(found) == len(parts)
-    return found
-
-
-def test_the_manifest():
-    found = manifest()
-    assert all(part["apiVersion"] in ("v1", "apps/v1") for part in found.values())
-    of = found["StatefulSet", "headrace"]["spec"]
-    assert of["replicas"] == 1, "a second server of a database refuses to start"
-    labels = of["template"]["metadata"]["labels"].items()
-    assert of["selector"]["matchLabels"].items() <= labels
-    pod = of["template"]["spec"]
-    (container,) = pod["containers"]
-    ports = {port["name"]: port["containerPort"] for port in container["ports"]}
-    for (kind, name), part in found.items():
-        if kind == "Service":
-            assert part["spec"]["selector"].items() <= labels, name
-            for port in part["spec"]["ports"]:
-                assert ports[port["targetPort"]] == port["port"]
-    assert ("Service", of["serviceName"]) in found
-    assert ("ServiceAccount", pod["serviceAccountName"]) in found
-    # The environment contains no secret, and the container has no privileges.
-    environment = {entry["name"]: entry.get("value") for entry in container["env"]}
-    settings_are_ours(environment)
-    assert environment["HEADRACE_SOURCE"] is None
-    assert "Secret" not in {kind for kind, _ in found}
-    assert pod["securityContext"]["runAsNonRoot"]
-    assert container["securityContext"]["readOnlyRootFilesystem"]
-    assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
-    assert pod["terminationGracePeriodSeconds"] > STOP_S
-
-
-def test_the_manifests_probes_volumes_and_settings_fit():
-    found = manifest()
-    of = found["StatefulSet", "headrace"]["spec"]
-    pod = of["template"]["spec"]
-    (container,) = pod["containers"]
-    paths = {
-        kind: container[kind]["httpGet"]["path"]
-        for kind in ("startupProbe", "livenessProbe", "readinessProbe")
-    }
-    assert paths == {
-        "startupProbe": "/livez",
-        "livenessProbe": "/livez",
-        "readinessProbe": "/readyz",
-    }
-    environment = {entry["name"]: entry.get("value") for entry in container["env"]}
-    ports = {port["name"]: port["containerPort"] for port in container["ports"]}
-    assert environment["HEADRACE_HTTP"] == f"0.0.0.0:{ports['http']}"
-    assert environment["HEADRACE_LISTEN"] == f"0.0.0.0:{ports['postgres']}"
-    mounts = {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]}
-    claims = {claim["metadata"]["name"] for claim in of["volumeClaimTemplates"]}
-    assert set(mounts) == claims | {volume["name"] for volume in pod["volumes"]}
-    # The root of the mount belongs to root, and the server makes its own directory private.
-    assert environment["HEADRACE_DATA_DIR"].startswith(mounts["data"] + "/")
-    limit = int(container["resources"]["limits"]["memory"].removesuffix("Gi")) << 30
-    assert int(environment["HEADRACE_MEMORY_BYTES"]) * 3 < limit
-    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
-    assert container["image"] == f"headrace:{version}"
-
-
-def instructions() -> list[tuple[str, str]]:
-    """Return each instruction of the Dockerfile with its arguments."""
-    text = (ROOT / "Dockerfile").read_text().replace("\\\n", " ")
-    lines = [line for line in text.splitlines() if line.strip() and not line.startswith("#")]
-    return [(word, rest.strip()) for word, _, rest in (line.partition(" ") for line in lines)]
-
-
 def test_the_image():
-    told = instructions()
-    stages = [i for i, (word, _) in enumerate(told) if word == "FROM"]
-    assert len(stages) == 2, "what compiles is not in the image"
-    last = dict(told[stages[1] :])
+    build, image = stages()  # the compiler is not in the image
+    last = dict(image)
     assert last["USER"] not in ("root", "0")
     assert "/readyz" in last["HEALTHCHECK"]
     assert last["ENTRYPOINT"] == '["headrace"]'
-    assert "gcc" not in " ".join(rest for _, rest in told[stages[1] :])
-    build = told[: stages[1]]
+    assert "gcc" not in " ".join(rest for _, rest in image)
     assert any("pip wheel" in rest for _, rest in build)
+    assert any("mkdocs build" in rest for _, rest in build), "the console serves the manual"
     # The copied files exist, and .dockerignore lets them pass.
     lets = (ROOT / ".dockerignore").read_text().split()
     assert lets[0] == "*"

@@ -1,0 +1,81 @@
+"""Builds and runs the image with Debian's podman, without a registry of images.
+
+The Dockerfile is built as it is. Its base image cannot be had here, so mmdebstrap makes one of that
+name from Debian's packages: the same release of Debian and of Python.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import shutil
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from tests.packages.instructions import stages
+
+ROOT = Path(__file__).resolve().parents[2]
+PLACE = ROOT / ".bench" / "image"
+BASE = "python:3.11-slim-bookworm"
+PACKAGES = "ca-certificates,python3,python3-venv,python3-pip,libpython3-dev"
+CERTIFICATES = "/etc/ssl/certs/ca-certificates.crt"
+TOOLS = ("podman", "mmdebstrap", "runc")
+NAME = "localhost/headrace:tested"
+HOOKS = (
+    # As in the base image: `python`, and a pip that may install for the whole system.
+    'ln -s /usr/bin/python3.11 "$1/usr/local/bin/python"',
+    'rm "$1/usr/lib/python3.11/EXTERNALLY-MANAGED"',
+    # This machine's certificates, in case that it reaches the package registry through a proxy.
+    f"upload {CERTIFICATES} /etc/machine.crt",
+    'printf "[global]\\ncert = /etc/machine.crt\\ntimeout = 180\\n" > "$1/etc/pip.conf"',
+)
+
+
+def podman(*words: str | Path, fails: bool = False, seconds: float = 120) -> str:
+    """Run podman with a store of its own, and return its output."""
+    PLACE.mkdir(parents=True, exist_ok=True)
+    limits = (
+        resource.getrlimit(resource.RLIMIT_NOFILE)[1],
+        resource.getrlimit(resource.RLIMIT_NPROC)[1],
+    )
+    conf = PLACE / "containers.conf"
+    conf.write_text(
+        # No limit above this process's own: a root without CAP_SYS_RESOURCE may not raise one.
+        f'[containers]\ndefault_ulimits = ["nofile={limits[0]}:{limits[0]}",'
+        f' "nproc={limits[1]}:{limits[1]}"]\n'
+        '[engine]\nruntime = "runc"\ncgroup_manager = "cgroupfs"\nevents_logger = "file"\n'
+    )
+    done = subprocess.run(
+        ["podman", "--root", PLACE / "storage", "--runroot", PLACE / "run", *words],
+        env=os.environ | {"CONTAINERS_CONF": str(conf)},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=seconds,
+    )
+    assert fails or done.returncode == 0, f"{words}: {done.stdout[-3000:]}{done.stderr[-3000:]}"
+    return done.stdout
+
+
+def build() -> str:
+    """Build the image from the Dockerfile and return its name; skip without the tools."""
+    missing = [tool for tool in TOOLS if not shutil.which(tool)]
+    if missing or os.geteuid():
+        pytest.skip(f"needs root and {', '.join(missing or TOOLS)}")
+    assert {rest.split()[0] for [(_, rest), *_] in stages()} == {BASE}
+    if not podman("images", "--quiet", BASE):
+        tar = PLACE / "base.tar"
+        hooks = [f"--customize-hook={hook}" for hook in HOOKS]
+        _run(["mmdebstrap", "--variant=minbase", f"--include={PACKAGES}", *hooks, "bookworm", tar])
+        podman("import", tar, f"docker.io/library/{BASE}", seconds=300)
+        tar.unlink()
+    podman("build", "--pull=never", "--format=docker", f"--tag={NAME}", ROOT, seconds=3000)
+    return NAME
+
+
+def _run(words: Sequence[str | Path]) -> None:
+    done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=900)
+    assert done.returncode == 0, done.stderr[-3000:]
