@@ -29,6 +29,12 @@ EXEMPT = {
 """Page and kind -> why there is nothing to run or compare."""
 ELSEWHERE = {
     ("docs/manual/integrations.md", "python"): "test_manual.py: test_integrations",
+    ("docs/manual/frameworks.md", "python"): "test_frameworks.py: test_django",
+    ("docs/manual/frameworks.md", "ruby"): "test_frameworks.py: test_rails",
+    ("docs/manual/frameworks.md", "prisma"): "test_frameworks.py: test_prisma",
+    ("docs/manual/frameworks.md", "js"): "test_frameworks.py: test_prisma, test_node",
+    ("docs/manual/tools.md", "python"): "test_tools.py: test_airflow",
+    ("docs/manual/tools.md", "text"): "test_tools.py: test_pgbouncer",
     ("docs/manual/assertions.md", "python"): "test_assertions_page.py: test_the_receiver",
     ("docs/manual/assertions.md", "json"): "test_assertions_page.py: test_contents",
     ("docs/manual/spark.md", "ini"): "test_spark_masters.py: test_the_file_of_the_manual",

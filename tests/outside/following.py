@@ -19,7 +19,7 @@ from tests.outside import pages
 from tests.outside.pages import Block, Typed
 from tests.waiting import wait_until
 
-BEFORE = {"how": "start"}
+BEFORE = {"how": "start", "tools": "integrations"}
 """Pages that use the tables of another page: those of its first example."""
 MEASURED = ((r"\d+ % of time", "# % of time"), (r"cpu \d+(\.\d)? ms", "cpu # ms"))
 BYTES = (r"~?\d+(\.\d+)? (B|kB|MB)\b", "# bytes")

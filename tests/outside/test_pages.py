@@ -54,6 +54,7 @@ def test_there_is_something_to_exempt():
         "high-availability",  # tests/failover
         "copies",  # prose: tests/faults/test_copies.py, test_moving_name.py, test_certificates.py
         "spark",  # tests/population/test_spark_masters.py
+        "frameworks",  # test_frameworks.py
         *("providers", "faq"),  # prose; tests/server/test_doctor.py
     }
 

@@ -24,6 +24,15 @@ PACKAGES = "ca-certificates,python3,python3-venv,python3-pip,libpython3-dev"
 CERTIFICATES = "/etc/ssl/certs/ca-certificates.crt"
 TOOLS = ("podman", "mmdebstrap", "runc")
 NAME = "localhost/headrace:tested"
+CONFIGURATION = """
+[containers]
+default_ulimits = ["nofile={files}:{files}", "nproc=4096:4096"]
+[engine]
+runtime = "runc"
+cgroup_manager = "cgroupfs"
+events_logger = "file"
+"""
+"""No systemd is needed. Root without CAP_SYS_RESOURCE may not raise limits, as podman would."""
 HOOKS = (
     # As in the base image: `python`, and a pip that may install for the whole system.
     'ln -s /usr/bin/python3.11 "$1/usr/local/bin/python"',
@@ -37,17 +46,8 @@ HOOKS = (
 def podman(*words: str | Path, fails: bool = False, seconds: float = 120) -> str:
     """Run podman with a store of its own, and return its output."""
     PLACE.mkdir(parents=True, exist_ok=True)
-    limits = (
-        resource.getrlimit(resource.RLIMIT_NOFILE)[1],
-        resource.getrlimit(resource.RLIMIT_NPROC)[1],
-    )
     conf = PLACE / "containers.conf"
-    conf.write_text(
-        # No limit above this process's own: a root without CAP_SYS_RESOURCE may not raise one.
-        f'[containers]\ndefault_ulimits = ["nofile={limits[0]}:{limits[0]}",'
-        f' "nproc={limits[1]}:{limits[1]}"]\n'
-        '[engine]\nruntime = "runc"\ncgroup_manager = "cgroupfs"\nevents_logger = "file"\n'
-    )
+    conf.write_text(CONFIGURATION.format(files=_limit(resource.RLIMIT_NOFILE)))
     done = subprocess.run(
         ["podman", "--root", PLACE / "storage", "--runroot", PLACE / "run", *words],
         env=os.environ | {"CONTAINERS_CONF": str(conf)},
@@ -72,8 +72,14 @@ def build() -> str:
         _run(["mmdebstrap", "--variant=minbase", f"--include={PACKAGES}", *hooks, "bookworm", tar])
         podman("import", tar, f"docker.io/library/{BASE}", seconds=300)
         tar.unlink()
-    podman("build", "--pull=never", "--format=docker", f"--tag={NAME}", ROOT, seconds=3000)
+    words = ("--pull=never", "--format=docker", "--isolation=chroot", f"--tag={NAME}")
+    podman("build", *words, ROOT, seconds=3000)
     return NAME
+
+
+def _limit(which: int) -> int:
+    hard = resource.getrlimit(which)[1]
+    return 4096 if hard == resource.RLIM_INFINITY else min(hard, 4096)
 
 
 def _run(words: Sequence[str | Path]) -> None:

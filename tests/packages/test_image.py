@@ -91,7 +91,7 @@ def test_the_pod_serves(image, database, tmp_path):
             assert podman("inspect", "--format={{.State.Running}}", CONTAINER) == "true\n", logs()
             return asked(ports["http"], "/readyz")[0] == 200
 
-        wait_until(ready, lambda: logs())
+        wait_until(ready, logs)
         # No rights, and nothing to write but the volumes.
         assert inside("id", "-u") == "1000\n"
         status = inside("cat", "/proc/1/status")

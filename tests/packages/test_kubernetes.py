@@ -1,4 +1,4 @@
-"""The objects of Kubernetes: what they name exists, and the container's command really runs."""
+"""The objects of Kubernetes: their references exist, and the container's command really runs."""
 
 import contextlib
 import json
@@ -189,7 +189,7 @@ def test_the_container_runs(database, tmp_path):
             conn.execute("CALL headrace.drop_view('counted')")
         child.send_signal(signal.SIGTERM)  # as the kubelet does
         assert child.wait(PATIENCE_S) == 0, log.read_text()
-    # Whatever it wrote is in a mounted directory.
+    # All files that it wrote are in mounted directories.
     assert {path.name for path in tmp_path.iterdir()} == {*manifests.mounts(found), "log"}
 
 
