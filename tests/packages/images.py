@@ -13,9 +13,12 @@ import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
+import psycopg
 import pytest
 
+from tests.compared import differs
 from tests.packages.instructions import stages
+from tests.waiting import PATIENCE_S, wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
 PLACE = ROOT / ".bench" / "image"
@@ -33,6 +36,11 @@ cgroup_manager = "cgroupfs"
 events_logger = "file"
 """
 """No systemd is needed. Root without CAP_SYS_RESOURCE may not raise limits, as podman would."""
+TABLES = """
+    CREATE TABLE items (id int PRIMARY KEY, g int NOT NULL);
+    INSERT INTO items SELECT i, i % 7 FROM generate_series(1, 1000) i;
+"""
+QUERY = "SELECT g, count(*) AS n FROM items GROUP BY g"
 HOOKS = (
     # As in the base image: `python`, and a pip that may install for the whole system.
     'ln -s /usr/bin/python3.11 "$1/usr/local/bin/python"',
@@ -75,6 +83,29 @@ def build() -> str:
     words = ("--pull=never", "--format=docker", "--isolation=chroot", f"--tag={NAME}")
     podman("build", *words, ROOT, seconds=3000)
     return NAME
+
+
+def assert_works(database: str, port: int) -> None:
+    """Check a view whose first rows Spark computes, at the port of a server in a container."""
+    with psycopg.connect(database, host="127.0.0.1", port=port, autocommit=True) as conn:
+        conn.execute(TABLES)
+        said: list[str] = []
+        conn.add_notice_handler(lambda notice: said.append(notice.message_primary or ""))
+        call = "CALL headrace.create_view('counted', %s, '{\"population\": \"spark\"}')"
+
+        def by_spark() -> bool:
+            """Return whether Spark has computed the view; it may not have started yet."""
+            said.clear()
+            conn.execute("CALL headrace.drop_view('counted', if_exists => true)")
+            conn.execute(call.encode(), (QUERY,))
+            return any("population: on Spark" in text for text in said)
+
+        wait_until(by_spark, lambda: f"Spark has started: {said}", seconds=2 * PATIENCE_S)
+        conn.execute("INSERT INTO items VALUES (1001, 3)")
+        conn.execute("CALL headrace.wait_for('counted')")
+        assert differs(conn, "counted", QUERY) == []
+        conn.execute("CALL headrace.drop_view('counted')")
+        conn.execute("DROP TABLE items")
 
 
 def _limit(which: int) -> int:

@@ -18,6 +18,8 @@ from tests.packages.instructions import stages
 
 ROOT = Path(__file__).resolve().parents[2]
 UNIT = ROOT / "deploy/systemd/headrace.service"
+EXPOSURE_MAX = 11
+"""Ten times what ``systemd-analyze security`` gives; the unit says what it cannot set."""
 STOP_S = 25
 """Longest time that the server takes to stop (server/main.py)."""
 
@@ -55,7 +57,7 @@ def test_the_unit_is_one_that_systemd_understands(tmp_path):
     told = [line for line in done.stderr.splitlines() if UNIT.name in line]
     assert (done.returncode, told) == (0, [])
     graded = subprocess.run(
-        ["systemd-analyze", "security", "--offline=true", "--threshold=25", copy],
+        ["systemd-analyze", "security", "--offline=true", f"--threshold={EXPOSURE_MAX}", copy],
         capture_output=True,
         text=True,
         check=False,

@@ -6,11 +6,9 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-import psycopg
 import pytest
 import yaml
 
-from tests.compared import differs
 from tests.packages import images, instructions, manifests
 from tests.packages.images import podman
 from tests.packages.test_kubernetes import asked, free_port
@@ -20,11 +18,6 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 
 POD = "headrace-tested"
 CONTAINER = f"{POD}-headrace"
-TABLES = """
-    CREATE TABLE items (id int PRIMARY KEY, g int NOT NULL);
-    INSERT INTO items SELECT i, i % 7 FROM generate_series(1, 1000) i;
-"""
-QUERY = "SELECT g, count(*) AS n FROM items GROUP BY g"
 
 
 @pytest.fixture(scope="module")
@@ -83,8 +76,6 @@ def test_the_pod_serves(image, database, tmp_path):
     (secret / "headrace.toml").write_text(f"source = {json.dumps(database)}")
     (secret / "headrace.toml").chmod(0o444)
     ports = {name: free_port() for name in manifests.ports(manifests.base())}
-    with psycopg.connect(database, autocommit=True) as conn:
-        conn.execute(TABLES)
     with played(pod(image, secret, ports), tmp_path):
 
         def ready() -> bool:
@@ -104,7 +95,7 @@ def test_the_pod_serves(image, database, tmp_path):
         assert (status, "<title>" in page) == (200, True)
         kernels = (images.ROOT / "tests/packages/kernels.py").read_text()
         inside("/opt/headrace/bin/python", "-I", "-c", kernels)
-        works(database, ports["postgres"])
+        images.assert_works(database, ports["postgres"])
         # The image's own check, at the port of this pod.
         words = healthcheck()
         assert "127.0.0.1:8080" in words[-1]
@@ -116,19 +107,6 @@ def test_the_pod_serves(image, database, tmp_path):
         )
         told = podman("inspect", "--format={{.State.ExitCode}} {{.State.OOMKilled}}", CONTAINER)
         assert told == "0 false\n", f"killed after the grace period: {logs()}"
-
-
-def works(database: str, port: int) -> None:
-    """Create views, one by Spark, at the port of the pod."""
-    with psycopg.connect(database, host="127.0.0.1", port=port, autocommit=True) as conn:
-        for name, options in (("plain", {}), ("by_spark", {"population": "spark"})):
-            call = "CALL headrace.create_view(%s, %s, %s)"
-            conn.execute(call, (name, QUERY, json.dumps(options)))
-        conn.execute("INSERT INTO items VALUES (1001, 3)")
-        for name in ("plain", "by_spark"):
-            conn.execute("CALL headrace.wait_for(%s)", (name,))
-            assert differs(conn, name, QUERY) == []
-            conn.execute("CALL headrace.drop_view(%s)", (name,))
 
 
 def healthcheck() -> list[str]:
