@@ -6,6 +6,7 @@ name from Debian's packages: the same release of Debian and of Python.
 
 from __future__ import annotations
 
+import functools
 import os
 import resource
 import shutil
@@ -68,8 +69,9 @@ def podman(*words: str | Path, fails: bool = False, seconds: float = 120) -> str
     return done.stdout
 
 
+@functools.cache
 def build() -> str:
-    """Build the image from the Dockerfile and return its name; skip without the tools."""
+    """Build the image from the Dockerfile, once, and return its name; skip without the tools."""
     missing = [tool for tool in TOOLS if not shutil.which(tool)]
     if missing or os.geteuid():
         pytest.skip(f"needs root and {', '.join(missing or TOOLS)}")

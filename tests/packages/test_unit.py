@@ -89,19 +89,16 @@ def settings(machine, database) -> Iterator[dict[str, str]]:
 def test_the_unit_runs(settings, database):
     """All rights that the server, its processes and Spark need are there; it restarts and stops."""
     inside("systemctl", "start", "headrace")
-    ports = {
-        name: int(settings[name].rpartition(":")[2])
-        for name in settings
-        if "127." in settings[name]
-    }
-    http = ports["HEADRACE_HTTP"]
+    listen, http = (
+        int(settings[name].rpartition(":")[2]) for name in ("HEADRACE_LISTEN", "HEADRACE_HTTP")
+    )
 
     def ready() -> bool:
         assert state("ActiveState") == ["active"], log()
         return asked(http, "/readyz")[0] == 200
 
     wait_until(ready, log)
-    images.assert_works(database, ports["HEADRACE_LISTEN"])
+    images.assert_works(database, listen)
     [pid] = state("MainPID")
     told = inside("cat", f"/proc/{pid}/status")
     assert "NoNewPrivs:\t1" in told
