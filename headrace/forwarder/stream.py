@@ -181,7 +181,7 @@ class Stream:
     @property
     def carries(self) -> bool:
         """Whether changes of other databases are read."""
-        return self._opener is not None
+        return self.token is not None
 
     @property
     def asked(self) -> int:

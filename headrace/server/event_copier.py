@@ -86,6 +86,8 @@ class EventCopier:
             self._failed = False
 
     async def _write(self, conn: event_rows.AsyncConnection) -> None:
+        if not await event_rows.is_ours(conn):
+            return  # the server is about to end
         if self._newest is None:
             self._newest = await event_rows.newest(conn)
         known = self._newest

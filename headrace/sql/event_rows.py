@@ -22,6 +22,10 @@ _ALL: Final = 50_000
 _KEPT: Final = "30 days"
 
 _NEWEST: Final = "SELECT process, max(at) AS at FROM headrace.events GROUP BY process"
+# The connection string may lead to a database that was restored from a dump (``restored.py``).
+_IS_OURS: Final = """
+SELECT EXISTS (SELECT FROM headrace.meta m WHERE m.key = 'catalog_oid'
+                  AND m.value = 'headrace.views'::regclass::oid::text)"""
 # A dropped view has no row any more; its earlier events tell its owner.
 _PUT: Final = """
 INSERT INTO headrace.events (at, level, event, view, view_id, process, pid, fields, owner, seq)
@@ -47,6 +51,12 @@ DELETE FROM headrace.events WHERE at < clock_timestamp() - %(kept)s::interval OR
 _FORGET_REST: Final = """
 DELETE FROM headrace.events
  WHERE id <= (SELECT e.id FROM headrace.events e ORDER BY e.id DESC OFFSET %s LIMIT 1)"""
+
+
+async def is_ours(conn: AsyncConnection) -> bool:
+    """Return whether the catalog is that of an engine here, and not restored from a dump."""
+    row = await (await conn.execute(_IS_OURS)).fetchone()
+    return bool(row and row[0])
 
 
 async def newest(conn: AsyncConnection) -> dict[str, datetime]:

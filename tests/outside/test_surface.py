@@ -49,6 +49,7 @@ NEW = {
     "assertion_rows",  # called by them
     *("webhook_hosts", "webhook_timeout_ms", "webhook_tries_max"),
     *("assertion_violated", "webhook_deliveries"),
+    *("/api/log", "/api/sql"),  # of the console
 }
 
 
