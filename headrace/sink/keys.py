@@ -21,7 +21,7 @@ from headrace.errors import (
 )
 from headrace.sink import table
 from headrace.sink.table import ResultTable
-from headrace.types import Field
+from headrace.types import FIXED, Field
 
 _PROBE: Final = "headrace_key_probe"
 _COLUMNS_SHOWN: Final = 50
@@ -212,6 +212,11 @@ def equality(conn: Connection, oid: int) -> dict[str, sql.Composed]:
     }
 
 
+def _is_long(target: ResultTable) -> bool:
+    """Return whether values of the key may be too long for an index."""
+    return any(field.oid not in FIXED for field in target.schema if field.name in target.key)
+
+
 def violated(target: ResultTable, error: psycopg.Error) -> SinkTableError | StructureChanged | None:
     """Return the view's error for ``error``, a constraint violation in its table.
 
@@ -240,7 +245,8 @@ def violated(target: ResultTable, error: psycopg.Error) -> SinkTableError | Stru
                 return StructureChanged(
                     message, detail="A table has lost a NOT NULL constraint.", hint=RESYNC
                 )
-        case psycopg.errors.ProgramLimitExceeded() if target.planned_key:
+        # Another index of a user's may be the cause; then filling the view says so.
+        case psycopg.errors.ProgramLimitExceeded() if target.planned_key and _is_long(target):
             return StructureChanged(
                 f"a value is too long for key {shown(key)} of result table {shown_table}",
                 detail="The view is to have no key then.",
