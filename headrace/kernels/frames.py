@@ -96,11 +96,11 @@ def readable(page: Lines, weights: Int64s, past: Int64s) -> Readable:
     ``weights``: as in ``kernels.running.Merged``; ``past``: bounds by half of the lines before the
     page.
     """
-    entries, parts = int(page.begins[-1]), len(page.rest)
+    entries, parts = int(page.begins[len(page.begins) - 1]), len(page.rest)
     limits = buffers.bounds(weights)
-    own = limits[np.concatenate((page.begins[:-1], entries + page.begins))]
+    own = limits[np.concatenate((page.begins[: len(page.begins) - 1], entries + page.begins))]
     source = np.repeat(np.tile(np.arange(entries), 2), weights)
-    earlier = int(past[-1])
+    earlier = int(past[len(past) - 1])
     if earlier:
         halves = np.arange(2 * parts)
         out = np.empty(earlier + len(source), np.int64)
@@ -108,7 +108,7 @@ def readable(page: Lines, weights: Int64s, past: Int64s) -> Readable:
         before = np.arange(earlier)
         out[before + own[np.repeat(halves, np.diff(past))]] = entries + before
         source = out
-    starts = own[:-1] + past[1:] - page.bounds[:-1]
+    starts = own[: len(own) - 1] + past[1:] - page.bounds[: len(page.bounds) - 1]
     places = starts[page.half] + np.arange(len(page.half))
     return Readable(source, own + past, places, page.half)
 

@@ -65,14 +65,14 @@ def entries(orders: Packed, rests: Packed, rows: Packed) -> Packed:
     if len(orders) != len(rows):
         message = "sort keys and rows differ in number"
         raise ValueError(message)
-    lengths["order"] = orders.bounds[1:] - orders.bounds[:-1]
-    lengths["row"] = rows.bounds[1:] - rows.bounds[:-1]
+    lengths["order"] = orders.bounds[1:] - orders.bounds[: len(orders.bounds) - 1]
+    lengths["row"] = rows.bounds[1:] - rows.bounds[: len(rows.bounds) - 1]
     return joined([orders, rests, rows, packed.fixed(lengths)], len(rows))
 
 
 def split(found: Packed) -> tuple[Packed, Packed]:
     """Return (sort keys, rows) of entries."""
-    starts, ends = found.bounds[:-1], found.bounds[1:]
+    starts, ends = found.bounds[: len(found.bounds) - 1], found.bounds[1:]
     order_ends, row_starts = np.empty(len(found), np.int64), np.empty(len(found), np.int64)
     _split(
         buffers.view(found.data),
@@ -117,7 +117,7 @@ def first_rows(
     before the first row that counts, and up to the last.  ``ties``: whether later rows count, too,
     whose sort key equals that of the last.
     """
-    groups = int(at[-1]) + 1 if len(at) else 0
+    groups = int(at[len(at) - 1]) + 1 if len(at) else 0
     shown, more = np.zeros(len(at), np.int64), np.ones(groups, np.uint8)
     _first_rows(
         buffers.view(at),

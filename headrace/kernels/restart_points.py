@@ -47,7 +47,7 @@ def stored(points: Points) -> Packed:
     """Return restart points as index rows: entry, copy, values, place, length of the values."""
     tails = np.empty(len(points.places), _TAIL)
     bounds = points.values.bounds
-    tails["place"], tails["size"] = points.places, bounds[1:] - bounds[:-1]
+    tails["place"], tails["size"] = points.places, bounds[1:] - bounds[: len(bounds) - 1]
     found = packed.appended(points.entries, packed.fixed(points.copies.astype(_COPY)))
     return packed.appended(packed.appended(found, points.values), packed.fixed(tails))
 
@@ -66,7 +66,7 @@ def parsed(found: Packed) -> Points:
         buffers.view(ends),
     )
     return Points(
-        packed.spans(found.data, found.bounds[:-1], middles - _COPY.itemsize),
+        packed.spans(found.data, found.bounds[: len(found.bounds) - 1], middles - _COPY.itemsize),
         copies,
         packed.spans(found.data, middles, ends),
         places,
