@@ -10,13 +10,13 @@ import re
 import shutil
 import subprocess
 import sys
-import venv
 from pathlib import Path
 
 import psycopg
 import pytest
 from psycopg.conninfo import conninfo_to_dict
 
+from tests import environments
 from tests.compared import differs
 from tests.outside import pages
 
@@ -42,13 +42,7 @@ def dbt() -> Path:
     given = os.environ.get("HEADRACE_TEST_DBT")
     if given:
         return Path(given)
-    folder = ROOT / ".bench" / "dbt"
-    program = folder / "bin" / "dbt"
-    if not program.exists():
-        venv.create(folder, clear=True, with_pip=True)
-        pip = [folder / "bin/python", "-m", "pip", "--disable-pip-version-check", "--quiet"]
-        subprocess.run([*pip, "install", *PACKAGES], check=True, timeout=900)
-    return program
+    return environments.programs("dbt", "dbt", PACKAGES, 900) / "dbt"
 
 
 class Project:

@@ -13,7 +13,6 @@ import signal
 import socket
 import subprocess
 import threading
-import venv
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -22,6 +21,7 @@ import pytest
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from headrace.embedded.postgres import EmbeddedPostgres
+from tests import environments
 from tests.compared import differs
 from tests.engines import Engine
 from tests.outside import pages
@@ -32,7 +32,6 @@ pytestmark = [pytest.mark.slow, pytest.mark.shared_engine, pytest.mark.timeout(1
 PASSWORD = "s3cret"
 CLIENTS = 20
 JDBC = Path("/usr/share/java/postgresql.jar")
-AIRFLOW = pages.ROOT / ".bench" / "airflow"
 AIRFLOW_PACKAGES = ("apache-airflow==3.1.*", "apache-airflow-providers-postgres")
 HBA = """
 local all all trust
@@ -270,12 +269,7 @@ def airflow() -> Path:
     given = os.environ.get("HEADRACE_TEST_AIRFLOW")
     if given:
         return Path(given)
-    python = AIRFLOW / "bin" / "python"
-    if not (AIRFLOW / "bin" / "airflow").exists():
-        venv.create(AIRFLOW, clear=True, with_pip=True)
-        pip = [python, "-m", "pip", "--disable-pip-version-check", "--quiet"]
-        subprocess.run([*pip, "install", *AIRFLOW_PACKAGES], check=True, timeout=1500)
-    return python
+    return environments.programs("airflow", "airflow", AIRFLOW_PACKAGES, 1500) / "python"
 
 
 @pytest.mark.parametrize("way", ["port", "direct"])

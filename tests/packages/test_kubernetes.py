@@ -20,6 +20,7 @@ import yaml
 from psycopg.conninfo import conninfo_to_dict
 
 from headrace.config import Settings
+from tests import environments
 from tests.packages import instructions, manifests
 from tests.packages.manifests import KUBERNETES, ROOT
 from tests.waiting import PATIENCE_S, wait_until
@@ -221,7 +222,8 @@ def test_schemas(tmp_path):
     objects += manifests.resources(KUBERNETES / "components/network-policy")
     file = tmp_path / "all.yaml"
     file.write_text(yaml.safe_dump_all(objects))
-    program = schemas_program()
+    program = environments.programs("kubernetes", "kubernetes-validate", SCHEMAS, 600)
+    program /= "kubernetes-validate"
 
     def validate() -> subprocess.CompletedProcess[str]:
         words = [program, "--strict", "--kubernetes-version", "1.37", file]
@@ -232,13 +234,3 @@ def test_schemas(tmp_path):
     objects[0]["spce"] = {}
     file.write_text(yaml.safe_dump_all(objects))
     assert validate().returncode != 0, "a field that does not exist is noticed"
-
-
-def schemas_program() -> Path:
-    folder = ROOT / ".bench" / "kubernetes"
-    program = folder / "bin" / "kubernetes-validate"
-    if not program.exists():
-        subprocess.run([sys.executable, "-m", "venv", "--clear", folder], check=True)
-        pip = [folder / "bin/python", "-m", "pip", "--disable-pip-version-check", "--quiet"]
-        subprocess.run([*pip, "install", *SCHEMAS], check=True, timeout=600)
-    return program
