@@ -201,8 +201,7 @@ def adopt(conn: Connection) -> adopted.AdoptedCatalog:
     Raises:
         PrerequisiteError: as ``install``; or the catalog was not restored, or cannot be adopted.
     """
-    if problem := next(iter(problems(conn)), None):
-        raise problem
+    _check(conn)
     if restored.problem(conn) is None:
         raise PrerequisiteError(
             "there is nothing to adopt: schema headrace was not restored from a dump",

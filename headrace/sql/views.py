@@ -354,13 +354,6 @@ def put_options(conn: Connection, view_id: int, before: ViewSpec, after: ViewSpe
     )
 
 
-def remove_key(conn: Connection, view_id: int) -> None:
-    """Store that the result table of a view has no key."""
-    conn.execute(
-        "UPDATE headrace.views SET options = options || '{\"key\": []}' WHERE id = %s", (view_id,)
-    )
-
-
 def set_latency(conn: Connection, view_id: int, latency_ms: int) -> None:
     """Store how late a view's table may be."""
     conn.execute(

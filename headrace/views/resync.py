@@ -59,6 +59,7 @@ from headrace.sql import (
 from headrace.sql.history import StoredHistory
 from headrace.sql.status import Status
 from headrace.sql.verbs import ResyncView
+from headrace.sql.view_spec import ViewSpec
 from headrace.sql.views import StoredView, ViewRow
 from headrace.types import format_lsn
 from headrace.views import grants
@@ -108,11 +109,13 @@ def _planned(context: JobContext, job: Job, request: ResyncView, *, keyless: boo
         stored = read(conn, view)
         owner = owner_of(conn, view, request.caller)
         stored, to = elsewhere(context, conn, view, stored)
+        before = stored.options
         if keyless:
             stored = replace(stored, options=stored.options.without_key())
         again = replace(plan_again(context, conn, view, stored, owner), to=to)
         resync = Resync(context, job, view, stored, again, because=request.because)
-        resync.keyless = keyless
+        if keyless:
+            resync.had = before
         resync.doubt(asked=request.because is None)
         resync.check_table(conn)
         if request.within_s is not None:
@@ -285,8 +288,8 @@ class Resync(Population):
         self._kept: StoredHistory | None = None
         self._read_before: list[int] = []
         self._cost: watched.Cost | None = None
-        self.keyless = False
-        """Whether its table loses its key for good."""
+        self.had: ViewSpec | None = None
+        """The options before, if they change."""
         self._within_s: float | None = None
         """Seconds in which the view would catch up, if that is why it is filled anew."""
 
@@ -399,8 +402,8 @@ class Resync(Population):
             same = self._replaced is not None and self._replaced.noted
             history.go_on(conn, self._kept, oid, anew=not same)
             self._count(conn, self._kept, oid)
-        if self.keyless:
-            views.remove_key(conn, self._view_id)
+        if self.had is not None:
+            views.put_options(conn, self._view_id, self.had, self._stored.options)
         if self._to is not None:
             views.set_placement(conn, self._view_id, self._to, dict(self._planned.parts))
         # Either a removal of the worker waits for this, or the check sees that the worker is gone.
