@@ -11,6 +11,7 @@ import contextlib
 import itertools
 import os
 import threading
+from collections import deque
 from collections.abc import Iterator, Mapping
 from datetime import datetime
 from pathlib import Path
@@ -47,11 +48,10 @@ class EventFile:
         """Append ``event``, with its time and number; drop it if the file cannot be written."""
         with self._lock, contextlib.suppress(OSError):
             line = _line({"at": clock.now(), "seq": next(self._number), **event})
-            if self._handle < 0:
+            if self._handle < 0 or not self._is_current():
                 self._open()
             if os.fstat(self._handle).st_size + len(line) > BYTES_MAX:
                 self._path.replace(self._old)
-                self.close()
                 self._open()
             os.write(self._handle, line)  # one write, because two processes may have one name
 
@@ -61,7 +61,15 @@ class EventFile:
             os.close(self._handle)
         self._handle = -1
 
+    def _is_current(self) -> bool:
+        """Return whether no other process of this name has begun the next file."""
+        try:
+            return os.path.samestat(os.fstat(self._handle), self._path.stat())
+        except FileNotFoundError:
+            return False
+
     def _open(self) -> None:
+        self.close()
         self._path.parent.mkdir(mode=0o700, exist_ok=True)
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
         self._handle = os.open(self._path, flags, 0o600)
@@ -142,15 +150,22 @@ class EventTail:
         """Open files by the path at which their process appends."""
 
     def read(self, most: int) -> list[LoggedEvent]:
-        """Return at most ``most`` new events, those of one process in order; [] at the end."""
+        """Return at most ``most`` new events, those of one process in order; [] at the end.
+
+        They come from all files in turn, so that no process waits for another that writes many.
+        """
+        paths = sorted(self._folder.glob(f"*{_END}"))
+        unread = deque(self._lines(path) for path in paths if not path.name.endswith(_OLD))
         found: list[LoggedEvent] = []
-        for path in sorted(self._folder.glob(f"*{_END}")):
-            if path.name.endswith(_OLD):
+        while unread and len(found) < most:
+            lines = unread.popleft()
+            line = next(lines, None)
+            if line is None:
                 continue
-            for line in itertools.islice(self._lines(path), most - len(found)):
-                event = parsed(line)
-                if event is not None:
-                    found.append(event)
+            unread.append(lines)
+            event = parsed(line)
+            if event is not None:
+                found.append(event)
         return found
 
     def close(self) -> None:

@@ -95,15 +95,19 @@ def set_level(level: str) -> None:
     _Threshold.level = LEVELS[level]
 
 
+def _level(method: str) -> int:
+    return LEVELS.get(method, LEVELS["error"])
+
+
 def _only_loud(_logger: Any, method: str, event: Fields) -> Fields:
-    if LEVELS.get(method, LEVELS["error"]) < _Threshold.level:
+    if _level(method) < _Threshold.level:
         raise structlog.DropEvent
     return event
 
 
 def _only_worth_a_look(_logger: Any, method: str, event: Fields) -> Fields:
     """Drop events that neither the log nor the file takes."""
-    if LEVELS.get(method, LEVELS["error"]) < min(_Threshold.level, _KEPT):
+    if _level(method) < min(_Threshold.level, _KEPT):
         raise structlog.DropEvent
     return event
 
@@ -127,7 +131,7 @@ def configure(
         return event
 
     def keep(_logger: Any, method: str, event: Fields) -> Fields:
-        if file and LEVELS.get(method, LEVELS["error"]) >= _KEPT:
+        if file and _level(method) >= _KEPT:
             file.append(event)
         return event
 

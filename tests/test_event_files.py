@@ -77,6 +77,25 @@ def test_two_processes_of_one_name(tmp_path):
     assert numbers(EventTail(tmp_path), 2_000) == {"a": list(range(500)), "b": list(range(500))}
 
 
+def test_two_writers_of_one_name_follow_each_other_to_the_next_file(tmp_path, monkeypatch):
+    """A process may still end while the next one of its name has begun."""
+    monkeypatch.setattr(event_files, "BYTES_MAX", 2_000)
+    writers = [EventFile(tmp_path, "worker") for _ in range(2)]
+    tail, found = EventTail(tmp_path), []
+    for n in range(300):
+        writers[n % 7 == 0].append(event(n))
+        if n % 5 == 4:
+            found += numbers(tail)["p"]
+    assert found == list(range(300))
+
+
+def test_a_flood_of_one_process_takes_no_place_of_another(tmp_path):
+    for n in range(500):
+        EventFile(tmp_path, "builder").append(event(n))
+    EventFile(tmp_path, "worker").append(event(0) | {"process": "w"})
+    assert numbers(EventTail(tmp_path), 10) == {"p": list(range(9)), "w": [0]}
+
+
 def test_a_torn_line_waits_for_its_end_and_a_damaged_one_is_left_out(tmp_path):
     file = EventFile(tmp_path, "worker")
     file.append(event(1))

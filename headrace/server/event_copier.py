@@ -17,7 +17,7 @@ from headrace import clock
 from headrace.config import Settings
 from headrace.errors import HeadraceError
 from headrace.event_files import EventTail, LoggedEvent, remove_old
-from headrace.postgres import connect
+from headrace.postgres import connect, failures
 from headrace.process import tasks
 from headrace.sql import event_rows
 
@@ -74,14 +74,16 @@ class EventCopier:
                 await self._write(conn)
         except psycopg.errors.LockNotAvailable:
             pass  # they are written in the next round
-        except psycopg.DataError as error:
-            _log.error("events lost", count=len(self._waiting), reason=str(error).strip())
-            self._waiting = []
         except (psycopg.Error, HeadraceError) as error:
+            lost = isinstance(error, psycopg.Error) and not failures.is_transient(error)
             # An event for each failure would be another event to write.
-            if not self._failed:
+            if not self._failed and lost:
+                _log.error("events lost", count=len(self._waiting), reason=str(error).strip())
+            elif not self._failed:
                 _log.warning("events not recorded", reason=str(error).strip())
             self._failed = True
+            if lost:
+                self._waiting = []  # events that cannot be written must not keep later ones back
         else:
             self._failed = False
 

@@ -20,6 +20,8 @@ _OF_VIEW: Final = 200
 _OF_NONE: Final = 5_000
 _ALL: Final = 50_000
 _KEPT: Final = "30 days"
+_NAME_CHARS: Final = 300
+"""Limit of a view's name, which is indexed: two identifiers with quotes."""
 
 _NEWEST: Final = "SELECT process, max(at) AS at FROM headrace.events GROUP BY process"
 # The connection string may lead to a database that was restored from a dump (``restored.py``).
@@ -29,7 +31,7 @@ SELECT EXISTS (SELECT FROM headrace.meta m WHERE m.key = 'catalog_oid'
 # A dropped view has no row any more; its earlier events tell its owner.
 _PUT: Final = """
 INSERT INTO headrace.events (at, level, event, view, view_id, process, pid, fields, owner, seq)
-SELECT e.at, e.level, e.event, coalesce(n.name, e.fields ->> 'view', e.fields ->> 'assertion'), coalesce(e.view_id, n.id),
+SELECT e.at, e.level, e.event, left(coalesce(n.name, e.fields ->> 'view', e.fields ->> 'assertion'), %(chars)s), coalesce(e.view_id, n.id),
        e.process, e.pid, e.fields - 'view',
        coalesce(n.owner, (SELECT o.owner FROM headrace.events o
                            WHERE CASE WHEN e.view_id IS NULL THEN o.view = e.fields ->> 'view' ELSE o.view_id = e.view_id END
@@ -67,7 +69,7 @@ async def newest(conn: AsyncConnection) -> dict[str, datetime]:
 async def put(conn: AsyncConnection, events: Sequence[LoggedEvent]) -> None:
     """Insert those of ``events`` that the table lacks."""
     rows = msgspec.json.encode(events).decode()
-    await conn.execute(_PUT, {"rows": rows})
+    await conn.execute(_PUT, {"rows": rows, "chars": _NAME_CHARS})
 
 
 async def forget(conn: AsyncConnection) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 import os
 import pty
@@ -131,6 +132,7 @@ def test_kills_lose_no_event_and_repeat_none(engine, source, commander):
 def test_any_event_can_be_stored(database, tmp_path):
     file = EventFile(tmp_path, "worker")
     values = [
+        "".join(hashlib.sha256(bytes([n])).hexdigest() for n in range(125)),
         "nul\0",
         "half \ud800 pair",
         1 << 70,
