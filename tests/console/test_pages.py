@@ -226,6 +226,21 @@ def test_events_are_filtered_and_come_by_themselves(scene, browser):
     assert browser.execute_script(view) == "public.page_zero"
 
 
+READ = """
+const done = arguments[0], stop = new AbortController();
+import('/static/words.js').then(async ({ body }) => {
+  const answer = await fetch('/api/log', { signal: stop.signal });
+  stop.abort();
+  const aborted = await body(answer).then(() => 'was read', (error) => error.name);
+  done([aborted, await body(new Response('<html>')), await body(new Response('[1]'))]);
+});
+"""
+
+
+def test_an_aborted_answer_is_not_an_empty_one(browser):
+    assert browser.execute_async_script(READ) == ["AbortError", None, [1]]
+
+
 DRAW = """
 const [count, done] = arguments;
 Promise.all([import('/static/vendor/preact-htm.js'), import('/static/fleet.js')]).then(([p, f]) => {

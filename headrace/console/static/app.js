@@ -6,6 +6,7 @@ import { More, page, useManual } from "./manual.js";
 import { Overview } from "./overview.js";
 import { Sql } from "./sql.js";
 import { View } from "./view.js";
+import { body } from "./words.js";
 
 const post = (path, body) => fetch(path, {
   method: "POST", headers: { "content-type": "application/json" }, body: JSON.stringify(body),
@@ -77,7 +78,7 @@ function Login({ safe, why, entered }) {
     try {
       const answer = await post("/api/login", by === "token" ? { token: form.get("token").trim() } : { role: form.get("role"), password: form.get("password") });
       if (answer.ok) entered(await answer.json());
-      else setError((await answer.json().catch(() => null))?.error ?? `the server answers ${answer.status}`);
+      else setError((await body(answer))?.error ?? `the server answers ${answer.status}`);
     } catch { setError("the server does not answer"); }
     setBusy(false);
   };

@@ -1,7 +1,7 @@
 // Events of the engine: filtered, the newest first, live.
 import { html, useEffect, useRef, useState } from "./vendor/preact-htm.js";
 import { Doc, ofEvent, page } from "./manual.js";
-import { link, when } from "./words.js";
+import { body, link, when } from "./words.js";
 
 const LEVELS = [["", "All levels"], ["warning", "Warnings and errors"], ["error", "Errors"]];
 const TONES = { info: "idle", warning: "warn", error: "bad", critical: "bad" };
@@ -19,8 +19,8 @@ const query = (filters, more) => new URLSearchParams(Object.entries({ ...filters
 
 async function fetched(filters, more, stop) {
   const answer = await fetch(`/api/log?${query(filters, more)}`, { signal: stop });
-  const found = await answer.json().catch(() => ({}));
-  if (!answer.ok) throw new Error(found.error ?? `the server answers ${answer.status}`);
+  const found = await body(answer);
+  if (!answer.ok || found === null) throw new Error(found?.error ?? `the server answers ${answer.status}`);
   return found;
 }
 

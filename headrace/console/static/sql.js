@@ -3,7 +3,7 @@ import { html, useEffect, useRef, useState } from "./vendor/preact-htm.js";
 import { Dataflow, NodeFacts } from "./graph.js";
 import { Doc, Linked, More, ofCall, ofError, page } from "./manual.js";
 import { Run } from "./pieces.js";
-import { link, literal } from "./words.js";
+import { body, link, literal } from "./words.js";
 
 const EXAMPLE = "SELECT country, sum(amount) AS amount\n  FROM orders\n GROUP BY country";
 const KEPT = "headrace-sql";
@@ -83,7 +83,7 @@ export function Sql({ who, overview }) {
         method: "POST", signal: stop.signal, body: JSON.stringify({ action, query, name: action === "create" ? name : "", options: given }),
         headers: { "content-type": "application/json", "x-headrace-csrf": who.csrf },
       });
-      const found = await answer.json().catch(() => null);
+      const found = await body(answer);
       setTold({ query, ...(found ?? { error: { message: answer.status === 413 ? "the query is too long for this page" : `the server answers ${answer.status}`, hint: answer.status === 413 ? "Create the view in psql." : undefined } }) });
     } catch {
       setTold(stop.signal.aborted ? { query, error: { message: "cancelled", sqlstate: "57014" } } : { query, error: { message: "the server does not answer" } });

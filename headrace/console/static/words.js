@@ -1,5 +1,10 @@
 // Numbers, times and SQL as people read them.
 
+// The body of an answer; null if it is no JSON, such as a proxy's page. A read that is aborted stays an error.
+export function body(answer) {
+  return answer.json().catch((error) => { if (error instanceof SyntaxError) return null; throw error; });
+}
+
 const UNITS = ["B", "kB", "MB", "GB", "TB"];
 
 export function bytes(value) {
