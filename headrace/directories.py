@@ -78,6 +78,11 @@ class Directories:
         return self.data_dir / "state"
 
     @property
+    def forks_dir(self) -> Path:
+        """Copies of the RocksDB database, which link its files; emptied at start."""
+        return self.data_dir / "forks"
+
+    @property
     def queue_dir(self) -> Path:
         """The queues."""
         return self.data_dir / "queues"

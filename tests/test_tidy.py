@@ -35,12 +35,13 @@ ROOMS: dict[str, set[str]] = {
     },
     "console": {"postgres", "process", "sql"},
     "views": {
-        *("collections", "expressions", "planner", "population", "postgres"),
+        *("collections", "expressions", "forks", "planner", "population", "postgres"),
         *("process", "provenance", "reading", "sink", "sources", "sql"),
     },
     "provenance": {
         *("collections", "expressions", "kernels", "population", "postgres", "process", "state"),
     },
+    "forks": {"collections", "expressions", "network", "process", "state"},
     "embedded": {"process", "sql"},
     "population": {
         *("collections", "expressions", "kernels", "planner", "postgres", "process"),
@@ -109,6 +110,7 @@ RUNTIME: dict[str, set[str]] = {
             ".overload",
             ".commits",
             ".durability",
+            ".durable_units",
             ".failover",
             ".retries",
         ),
@@ -142,6 +144,7 @@ RUNTIME: dict[str, set[str]] = {
         ".sharing",
         *("records", "threads"),
     },
+    ".durable_units": {".engine_state", ".durability", ".worker_handles", "records"},
     ".moving": {".engine_state", ".durability", ".lifecycle", ".loading", "records"},
     ".state_reuse": {".engine_state", ".durability", ".lifecycle", "records"},
     ".lifecycle": {".engine_state", ".leaving", ".loading", ".change_capture", ".waits", "records"},

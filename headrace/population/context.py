@@ -77,6 +77,8 @@ class JobContext:
     """Permits for populations that load and write rows."""
     explanations: Places = field(default_factory=lambda: Places(2))
     """Permits for the calls of ``why`` and ``why_not`` that read rows."""
+    held: dict[int, Any] = field(default_factory=dict)
+    """States that are held for calls of ``what_if`` (``views/what_if.py``), by their number."""
     spark_place: Places = field(default_factory=lambda: Places(1))
     """The permit for Spark, whose one heap serves one population at a time."""
     moved: dict[int, tuple[str, str]] = field(default_factory=dict)

@@ -85,7 +85,7 @@ def as_json(conn: Connection, fields: Sequence[Typed], columns: Sequence[pa.Arra
         for name, field, kind in zip(names, fields, _types(conn, fields), strict=True)
     )
     statement = sql.SQL(
-        "SELECT pg_catalog.to_jsonb(r)::text FROM (SELECT {} FROM ROWS FROM ({}) WITH ORDINALITY"
+        "SELECT pg_catalog.to_jsonb(r.*)::text FROM (SELECT {} FROM ROWS FROM ({}) WITH ORDINALITY"
         " AS u ({}, place) ORDER BY u.place) r"
     ).format(
         shown,

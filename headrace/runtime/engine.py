@@ -43,6 +43,7 @@ from headrace.runtime.checkpoints import Checkpoints
 from headrace.runtime.commits import Commits
 from headrace.runtime.coverage import Coverage
 from headrace.runtime.durability import Durability
+from headrace.runtime.durable_units import DurableUnits
 from headrace.runtime.engine_state import EngineState
 from headrace.runtime.failover import SwitchStored
 from headrace.runtime.intake import Intake
@@ -155,6 +156,7 @@ class Engine:
         )
         self.moving: Final = Moving(state, loading, self.lifecycle, self.durability)
         self.keeping: Final = StateReuse(state, self.lifecycle, self.durability)
+        self.durable_units: Final = DurableUnits(state, self.durability)
 
     # --- for other threads
 

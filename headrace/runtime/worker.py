@@ -96,6 +96,7 @@ class Worker:
                 "move": _move(self._engine, self._suspending),
                 "keep": _keep(self._engine, self._suspending),
                 "place": self._doing(_place(self._engine)),
+                "durable_units": _durable_units(self._engine),
                 "unpublishing": _unpublishing(self._engine),
                 "stop": self._stop,
             },
@@ -456,6 +457,36 @@ def _keep(engine: Engine, suspending: set[str]) -> rpc.Handler:
         return facts
 
     return keep
+
+
+def _durable_units(engine: Engine) -> rpc.Handler:
+    """Return a handler that waits until states have everything before an LSN, durably.
+
+    It returns facts on the units; see ``durable_units.py``.
+    """
+
+    async def handle(params: dict[str, Any], _: Progress) -> dict[str, Any]:
+        lsn, tables = int(_need(params, "lsn")), set(map(int, _need(params, "tables")))
+        units, waits = engine.durable_units, engine.waits
+
+        async def ask(work: Callable[[], Any], *, quiet: bool = True) -> Any:
+            return await asyncio.wrap_future(engine.submit(work, quiet=quiet))
+
+        leading = await ask(lambda: units.leading(tables), quiet=False)
+        if leading is not None:
+            # It makes the stream hurry.
+            await asyncio.wrap_future(await ask(lambda: waits.wait(leading, lsn), quiet=False))
+        wanted: Any = None
+        while wanted is None:
+            wanted = await ask(lambda: units.wanted(lsn, tables))
+            await asyncio.sleep(0 if wanted else _SOON_S)
+        found: dict[str, Any] | None = None
+        while found is None:
+            found = await ask(lambda: units.durable(wanted))
+            await asyncio.sleep(0 if found else _SOON_S)
+        return found
+
+    return handle
 
 
 def _place(engine: Engine) -> Callable[[dict[str, Any]], str]:

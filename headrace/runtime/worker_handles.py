@@ -356,7 +356,7 @@ class WorkerHandles:
             return
         names = self._sent(unit, host, link, runs) if link.end.far else [str(run) for run in runs]
         number = link.number()
-        link.send(Deploy(number, _record(unit), names, at, partly))
+        link.send(Deploy(number, record(unit), names, at, partly))
         link.answer(number)
         if partly:
             host.taken[unit.id] = at
@@ -549,7 +549,7 @@ class WorkerHandles:
                 raise unreachable(name)
             host.lost_again()
             owner = self._state.owner
-            records = [_record(unit) for unit in there.values()]
+            records = [record(unit) for unit in there.values()]
             host.plans = {unit.id: unit.plan for unit in there.values()}
             greeting = Greeting(records, self._login(end), self._state.lineage, owner.epoch)
             said = links.said(owner.conn).get(name, LinkFacts()).bytes_per_s
@@ -613,7 +613,8 @@ def _fail(outcome: Outcome, found: Mapping[int, HeadraceError]) -> None:
     outcome.failed |= {i: error for i, error in found.items() if i not in outcome.failed}
 
 
-def _record(unit: Unit) -> UnitRecord:
+def record(unit: Unit) -> UnitRecord:
+    """Return the description of a unit for another process."""
     owner = unit.owner if isinstance(unit, View | Shared) else ""
     return UnitRecord(
         unit.id,

@@ -68,6 +68,11 @@ WHY_NOT: Final = (
     *(("rows", INT8), ("reason", TEXT)),
 )
 """Columns of why_not; ``sql/why_not.sql`` has the same."""
+WHAT_IF: Final = (
+    *(("view", TEXT), ("change", TEXT), ("times", INT8)),
+    *(("before", JSONB), ("after", JSONB), ("note", TEXT)),
+)
+"""Columns of what_if; ``sql/what_if_rows.sql`` has the same."""
 _COLUMNS: Final = {
     "verify_view": "surplus missing contents",
     "queues": (
@@ -288,7 +293,7 @@ class Commands:
         if reporter is not None and verb.fills:
             reporter.flush()
         _say(answer, report)
-        if verb.asked:
+        if verb.asked and not verb.step:
             return _answered(verb.name, answer)
         shown = _SHOWN.get(verb.name)
         return shown(answer) if shown else None
@@ -405,5 +410,7 @@ _SHOWN: Final[dict[str, Callable[[Any], ResultSet]]] = {
     "explain_placement": partial(ResultSet, PLACEMENT),
     "why": lambda answer: ResultSet(WHY, answer["rows"]),
     "why_not": lambda answer: ResultSet(WHY_NOT, answer["rows"]),
+    "what_if_plan": lambda answer: ResultSet((("plan", JSONB),), answer["rows"]),
+    "what_if": lambda answer: ResultSet(WHAT_IF, answer["rows"]),
 }
 """Functions that build the result set, for other verbs that return rows."""

@@ -116,7 +116,7 @@ def bind(statement: Statement, given: Sequence[Given], encoding: str) -> Invocat
     verb = VERBS.get(statement.procedure)
     if verb is None and statement.kind == "call" and _misspelt(statement.procedure):
         return Invocation(statement.procedure, {})
-    if verb is None or verb.relayed or (statement.kind == "call") == verb.selected:
+    if verb is None or verb.relayed or verb.step or (statement.kind == "call") == verb.selected:
         return None
     signature = verb.parameters
     named = {p.name: p for p in signature}

@@ -35,6 +35,8 @@ ABOUT: Final[dict[str, tuple[str, str]]] = {
     "show_why": (INSIGHT, "Return the rows of why as JSON."),
     "why_not": (INSIGHT, "Say where rows with the given values are dropped, if a view has none."),
     "show_why_not": (INSIGHT, "Return the rows of why_not as JSON."),
+    "what_if": (INSIGHT, "Try an INSERT, UPDATE or DELETE, and return what it would change in views."),
+    "what_if_rows": (INSIGHT, "Return the answer of what_if as rows."),
     "advise": (INSIGHT, "Estimate the cost of a view of a query, or suggest queries that should be views."),
     "show_advice": (INSIGHT, "Return the rows of advise as JSON."),
     "view_stats": (INSIGHT, "Show rows, time and state of the parts of a view."),

@@ -7,7 +7,8 @@ that the session may become.  Its command has a number made of the process and a
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -17,11 +18,14 @@ from psycopg.rows import class_row, tuple_row
 
 from headrace.sql.commands import Taken
 from headrace.sql.status import CommandStatus
-from headrace.sql.verbs import VERBS
+from headrace.sql.verbs import VERBS, Parameter
 
 Connection = psycopg.AsyncConnection[Any]
+Blocking = psycopg.Connection[Any]
 
 _LOCK_CLASS: Final = 1_212_437_063
+_SIGNAL_CLASS: Final = 1_212_437_064
+_KEY_MAX: Final = (1 << 31) - 1
 _SET_OPTION_SINCE: Final = 160_000
 """Postgres 16 lets a member inherit from a role without the right to SET ROLE to it."""
 _ASKED: Final = """
@@ -37,6 +41,10 @@ SELECT DISTINCT ON (q.pid) q.pid, q.key, r.key AS role, v.key AS verb, s.key AS 
   JOIN l v ON v.pid = q.pid AND v.class = q.key + 1 JOIN l s ON s.pid = q.pid AND s.class = q.key + 2
   LEFT JOIN l f ON f.pid = q.pid AND f.class = q.key + 3
  ORDER BY q.pid, r.key, v.key, s.key"""
+_STANDS: Final = """
+SELECT EXISTS (SELECT FROM pg_locks k WHERE k.locktype = 'advisory' AND k.objsubid = 2 AND k.granted
+   AND k.classid::bigint = %s AND k.objid::bigint = %s AND k.pid = %s
+   AND k.database = (SELECT d.oid FROM pg_database d WHERE d.datname = current_database()))"""
 _JUDGED: Final = """
 SELECT r.rolname, pg_has_role(a.usesysid, r.oid, %(option)s),
        (SELECT n.name FROM unnest(%(verbs)s::text[]) n(name)
@@ -112,10 +120,12 @@ async def take(conn: Connection, question: Question) -> Taken | None:
     error = None
     if not allowed:
         error = {k: text.format(caller) for k, text in _NOT_ALLOWED.items()}
-    elif view is None and (question.subject or any(p.required for p in parameters)):
+    elif view is None and _about_view(parameters, question):
         error = _DROPPED
     arguments = {p.name: view for p in parameters if p.name == "name"}
     arguments |= {p.name: question.flag for p in parameters if p.kind == "bool"}
+    told = {"question": question.command, "table": question.subject}
+    arguments |= {p.name: told[p.name] for p in parameters if p.name in told}
     command = Taken(question.command, name, _json(arguments), "{}", caller)
     values = {
         **{"id": command.id, "name": name, "arguments": command.arguments, "pid": question.pid},
@@ -127,6 +137,33 @@ async def take(conn: Connection, question: Question) -> Taken | None:
             return None
         await conn.execute(_STAMP, values)
     return None if error else command
+
+
+def _about_view(parameters: Sequence[Parameter], question: Question) -> bool:
+    """Return whether the subject of a question must be a view."""
+    return any(p.name == "name" and (p.required or question.subject) for p in parameters)
+
+
+def stands(conn: Blocking, command: int) -> bool:
+    """Return whether the session still asks the question with this command."""
+    row = conn.execute(
+        _STANDS, (_LOCK_CLASS, command & _KEY_MAX, command >> 31 & _KEY_MAX)
+    ).fetchone()
+    return bool(row and row[0])
+
+
+@contextmanager
+def answered(conn: Blocking, command: int) -> Iterator[None]:
+    """Signal inside of the block that the question with this command has its answer.
+
+    The signal is a lock: a session whose snapshot is older than the answer sees it as well.
+    """
+    lock = (_SIGNAL_CLASS, command & _KEY_MAX)
+    conn.execute("SELECT pg_advisory_lock_shared(%s, %s)", lock)
+    try:
+        yield
+    finally:
+        conn.execute("SELECT pg_advisory_unlock_shared(%s, %s)", lock)
 
 
 def _json(value: Mapping[str, Any]) -> str:

@@ -110,6 +110,12 @@ def unused(conn: Connection, tables: Collection[int]) -> list[int]:
     return [int(row[0]) for row in rows]
 
 
+def tables(conn: Connection) -> list[int]:
+    """Return the OIDs of the base tables of all views."""
+    rows = conn.execute("SELECT DISTINCT table_oid::bigint FROM headrace.view_tables ORDER BY 1")
+    return [int(row[0]) for row in rows.fetchall()]
+
+
 def tables_of(conn: Connection, view_id: int) -> list[int]:
     """Return the OIDs of the base tables of a view."""
     rows = conn.execute(

@@ -135,6 +135,38 @@ class WhyNot(ViewRequest):
 
 
 @dataclass(frozen=True, slots=True)
+class WhatIfPlan(Request):
+    """Return how ``statement`` can be tried."""
+
+    statement: str
+
+
+@dataclass(frozen=True, slots=True)
+class WhatIfHold(Request):
+    """Hold the states of views that read ``table``, for the session that asks ``question``."""
+
+    question: int
+    table: int
+
+
+@dataclass(frozen=True, slots=True)
+class WhatIfRows(Request):
+    """Take some rows of a statement, for call ``call`` of what_if."""
+
+    call: int
+    rows: str
+
+
+@dataclass(frozen=True, slots=True)
+class WhatIf(Request):
+    """Return what the rows of call ``call`` would change; ``most``: how many rows of each view."""
+
+    call: int
+    facts: str
+    most: int = 100
+
+
+@dataclass(frozen=True, slots=True)
 class CreateIndex(Request):
     """Create an index on the table of ``view``; ``definition`` is the rest of CREATE INDEX."""
 
@@ -413,6 +445,8 @@ class Verb:
     """Whether it comes by the command table only, because Postgres parses its arguments."""
     secret: bool = False
     """Whether its procedure makes a secret, and passes argument ``digest``, its SHA-256, only."""
+    step: bool = False
+    """Whether it is a step of a procedure with a file of its own, and no call."""
     procedure: str | None = None
     """Name of the procedure, where it differs from the verb's."""
     answer: Inout | None = None
@@ -429,7 +463,7 @@ class Verb:
     @property
     def called(self) -> str | None:
         """Name of its procedure; None: it has none."""
-        return self.procedure or (None if self.selected else self.name)
+        return self.procedure or (None if self.selected or self.step else self.name)
 
 
 def _option_fields(request: type[Request]) -> dict[str, Options]:
@@ -509,6 +543,10 @@ _ALL: Final = (
     ),
     _selected("why", Why, answer="source_rows"),
     _selected("why_not", WhyNot, answer="dropped_rows"),
+    Verb("what_if_plan", WhatIfPlan, step=True),
+    Verb("what_if_hold", WhatIfHold, step=True, asked=True),
+    Verb("what_if_rows", WhatIfRows, step=True),
+    Verb("what_if", WhatIf, step=True),
     _selected("queues", Request, asked=True),
     _selected("memory", Request, asked=True),
     _selected("batches", Request, asked=True),

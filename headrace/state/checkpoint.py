@@ -53,7 +53,7 @@ _PAUSE_S: Final = 0.001
 _PAUSE_HURRIED_S: Final = 0.0001
 _FLUSH_POLL_S: Final = 0.002
 _FLUSH_S_MAX: Final = 20.0
-_FOLDER: Final = "checkpoint"
+FOLDER: Final = "checkpoint"
 _LIST: Final = b"\x00checkpoint"
 
 
@@ -106,14 +106,14 @@ class RocksCheckpoint:
     def _write_files(self, changes: Iterator[Changed]) -> None:
         disk = self._disk
         try:
-            made = self._make_files(disk.path / _FOLDER, changes)
+            made = self._make_files(disk.path / FOLDER, changes)
             # The list first: ingested pairs must not reach the disk before it.
             listed = msgspec.json.encode(made)
             disk.write([], {**self._meta, _LIST: listed}, sync=True)
         except HeadraceError:
             if disk.get_meta(_LIST) is None:
                 # If the disk is full, this makes room.
-                shutil.rmtree(disk.path / _FOLDER, ignore_errors=True)
+                shutil.rmtree(disk.path / FOLDER, ignore_errors=True)
             raise
         finish(disk, self.pace)
 
@@ -155,7 +155,7 @@ def finish(disk: Disk, pace: Pace | None = None) -> None:
     Raises:
         StateDamaged: a file of it is missing or damaged.
     """
-    folder = disk.path / _FOLDER
+    folder = disk.path / FOLDER
     pace = pace or Pace()
     listed = disk.get_meta(_LIST)
     if listed is not None:

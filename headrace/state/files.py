@@ -26,7 +26,7 @@ from headrace.state.warm_start import PackWriter
 _NOTE: Final = "MANIFEST.length"
 
 
-def _manifest(path: Path) -> tuple[str, int]:
+def manifest(path: Path) -> tuple[str, int]:
     """Return name and length of the manifest, RocksDB's log of its current set of files."""
     name = (path / "CURRENT").read_text().strip()
     try:
@@ -34,12 +34,12 @@ def _manifest(path: Path) -> tuple[str, int]:
     except FileNotFoundError:
         if (path / "CURRENT").read_text().strip() == name:
             raise
-    return _manifest(path)  # RocksDB has just begun another
+    return manifest(path)  # RocksDB has just begun another
 
 
 def note_manifest(path: Path, noted: tuple[str, int] | None) -> tuple[str, int]:
     """Record the length of the manifest: it only grows, or gets a higher number."""
-    now = _manifest(path)
+    now = manifest(path)
     if now != noted:
         # The manifest first: the note must not survive a crash that cuts the manifest, or brings
         # back an earlier one.
@@ -66,7 +66,7 @@ def check_manifest(path: Path) -> tuple[str, int] | None:
         raise StateDamaged(f'the state database "{path}" is damaged: {_NOTE}')
     noted = (words[0], int(words[1]))
     try:
-        now = _manifest(path)
+        now = manifest(path)
     except (OSError, ValueError) as error:
         raise StateDamaged(f'the state database "{path}" is damaged', detail=f"{error}.") from error
     # Names have a number of at least six digits.

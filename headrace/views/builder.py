@@ -14,6 +14,7 @@ import concurrent.futures
 import contextlib
 import functools
 import os
+import shutil
 import signal
 import sys
 from collections.abc import AsyncIterator, Callable
@@ -62,6 +63,7 @@ from headrace.views import (
     resync,
     sources,
     verify,
+    what_if,
     why,
     workers,
 )
@@ -104,6 +106,10 @@ DOES: Final[dict[str, Act]] = {
     "verify_view": verify.verify_view,
     "why": why.why,
     "why_not": why.why_not,
+    "what_if_plan": what_if.what_if_plan,
+    "what_if_hold": what_if.what_if_hold,
+    "what_if_rows": what_if.what_if_rows,
+    "what_if": what_if.what_if,
     "queues": insight.queues,
     "memory": insight.memory,
     "batches": insight.batches,
@@ -427,6 +433,7 @@ def clean_up(settings: Settings) -> None:
     The commander removes catalog rows (``server.janitor``), and restarts the creation of views that
     were created without waiting.
     """
+    shutil.rmtree(settings.forks_dir, ignore_errors=True)
     with reuse.lent(settings.source) as conn:
         if not views.installed(conn):
             return

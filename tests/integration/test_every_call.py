@@ -58,6 +58,7 @@ ELSEWHERE = {
     *("add_worker", "create_worker_token", "remove_worker", "add_link", "drop_link"),
     *("add_source", "drop_source", "create_logical_table", "fail_batch", "end_client", "reload"),
     *("create_assertion", "drop_assertion"),
+    *("what_if", "what_if_plan", "what_if_hold", "what_if_rows"),
 }
 """Verbs that change something: each has its own tests."""
 CALLED = {"drain_worker", "wait_for"}
@@ -95,6 +96,7 @@ INTERNAL = {
     *("refuse_rows", "stamp_command", "submit", "table_mark"),
     *("feed_of", "feed_read"),  # of a feed, not of a view
     *("has_room_for_feed", "hmac_sha256", "withdraw_tables"),
+    *("what_if_facts", "what_if_hold", "what_if_rows"),
 }
 """Functions that procedures, triggers and workers call."""
 # Refused because of the kind or status of the view: 0A000, 22023, 42xxx, 55xxx.

@@ -50,6 +50,8 @@ NEW = {
     *("webhook_hosts", "webhook_timeout_ms", "webhook_tries_max"),
     *("assertion_violated", "webhook_deliveries"),
     *("/api/log", "/api/sql"),  # of the console
+    *("what_if", "what_if_rows"),
+    *("what_if_facts", "what_if_hold", "carry_out"),  # called by what_if
 }
 
 

@@ -232,7 +232,8 @@ def test_a_routine_on_the_path_of_its_caller_looks_for_nothing_there():
             plain = re.sub(r"RAISE EXCEPTION USING.*?;", "", code, flags=re.DOTALL)
             assert OPERATOR.findall(plain.replace("::", " ")) == [], name
             assert not re.search(r"\bCASE\b(?!\s*WHEN\b)", plain), name
-            assert not re.search(r"\b(LIKE|BETWEEN|NOT IN|IN) ", plain), name
+            looped = re.sub(r"\bIN (EXECUTE|ARRAY)\b", "", plain)
+            assert not re.search(r"\b(LIKE|BETWEEN|NOT IN|IN) ", looped), name
     assert seen > 10
 
 

@@ -59,8 +59,11 @@ def test_what_is_bound_on_our_port_is_of_types_that_are_read_there():
             assert {p.kind for p in verb.parameters} <= procedures.READ.keys(), verb.name
 
 
-WITHOUT_COMMAND = ("check_assertion", "create_feed", "drop_feed", "feed_ack")
-"""Procedures that send no command: they wait, read, or write the caller's own rows."""
+WITHOUT_COMMAND = (
+    *("check_assertion", "create_feed", "drop_feed", "feed_ack"),
+    *("what_if", "carry_out"),
+)
+"""Procedures with a file: they wait, read, write the caller's own rows, or take several steps."""
 
 
 def test_the_page_names_the_procedures_as_they_are(database):

@@ -1,0 +1,399 @@
+"""what_if: the rows of views that a statement would change, without changing any.
+
+    plan ─► the caller's session runs the statement, and holds its locks ─► hold: states as of then
+         ─► the session rolls back, and sends the rows ─► changes of tables ─► diffs of views
+
+The statement's locks are held until the states have every change that was committed before it.
+So the states have just the rows that it replaces, and the answer is the effect that it would have
+had if it had committed then.  The engine only writes a checkpoint earlier than usual.
+
+The session runs the caller's code, so its rows are a claim.  Hence the answer is given only to a
+role that may make any change to the table, and it has only views that the role may read.
+"""
+
+from __future__ import annotations
+
+import shutil
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from headrace.errors import (
+    HeadraceError,
+    PrivilegeError,
+    TransientError,
+    UndefinedError,
+    UnsupportedError,
+    UserError,
+)
+from headrace.forks.run import Fork, ForkedUnit, read_units
+from headrace.population import names
+from headrace.population.context import JobContext
+from headrace.population.job import Job, cancelled
+from headrace.postgres.connect import Connection
+from headrace.process import bounds
+from headrace.process.bounds import Bound
+from headrace.sql import questions, reads, views
+from headrace.sql.verbs import WhatIf, WhatIfHold, WhatIfPlan, WhatIfRows
+from headrace.sql.views import ViewRow
+from headrace.types import parse_lsn
+from headrace.views import captured, effects, read_rights
+from headrace.views.statement_rows import StatementRows
+
+MOST: Final = 10_000
+"""Maximum number of rows of one view that a call returns."""
+_HELD_MAX: Final = 4
+_HELD_S: Final = 300.0
+"""Seconds after which held states are dropped, because their caller has gone."""
+_BYTES_MAX: Final = 64 << 20
+_SIGNAL_S: Final = 20.0
+_POLL_S: Final = 0.01
+# It flushes all earlier WAL: the source sends only flushed WAL.
+_NOW: Final = """
+SELECT pg_catalog.pg_logical_emit_message(true, 'headrace', '')::pg_catalog.text,
+       pg_catalog.floor(pg_catalog.date_part('epoch', pg_catalog.clock_timestamp()
+           - '2000-01-01 00:00:00+00'::pg_catalog.timestamptz) * 1000000)::pg_catalog.int8"""
+# A role that may do all this can make any row appear or vanish; triggers may forbid it some rows.
+_MAY_CHANGE: Final = """
+SELECT pg_catalog.pg_has_role(r.oid, c.relowner, 'USAGE') OR r.rolsuper
+    OR (pg_catalog.has_table_privilege(r.oid, c.oid, 'SELECT')
+        AND (SELECT pg_catalog.bool_and(pg_catalog.has_table_privilege(r.oid, c.oid, p.name))
+               FROM pg_catalog.unnest(%(rights)s::text[]) p (name))
+        AND (NOT c.relrowsecurity OR r.rolbypassrls)
+        AND NOT EXISTS (SELECT FROM pg_catalog.pg_trigger t
+             WHERE t.tgrelid = c.oid AND NOT t.tgisinternal AND t.tgenabled <> 'D'))
+  FROM pg_catalog.pg_class c, pg_catalog.pg_roles r
+ WHERE c.oid = %(table)s::bigint::oid AND r.rolname = coalesce(%(caller)s::name, current_user)"""
+_SHOWN: Final = """
+SELECT pg_catalog.format('%%I.%%I', n.nspname, c.relname)
+  FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+ WHERE c.oid = %s::bigint::oid"""
+
+
+@dataclass(slots=True)
+class HeldStates:
+    """Copied states that wait for the rows of a statement."""
+
+    caller: str | None
+    fork: Fork
+    folder: Path
+    views: tuple[int, ...]
+    problems: Mapping[int, str]
+    instant: int
+    """The time for views that read the clock, microseconds since 2000-01-01 UTC."""
+    rows: list[str] = field(default_factory=list)
+    """Texts of records, one on each line."""
+    size: int = 0
+
+    def close(self) -> None:
+        """Remove the copy."""
+        self.fork.close()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+class _Facts(msgspec.Struct, frozen=True):
+    """What the session reports of the statement besides its rows."""
+
+    table: int
+    """OID of the table that it names."""
+    before: dict[int, tuple[int, int, int]]
+    """Rows inserted, updated and deleted when it began, by table."""
+    counts: dict[int, tuple[int, int, int]]
+    """The same when it had ended."""
+    locked: list[int]
+    """Tables that it has locked against everyone, as only DDL and TRUNCATE do."""
+    tracked: bool
+    """Whether the counts are kept."""
+
+
+_READ_FACTS: Final = msgspec.json.Decoder(_Facts)
+
+
+def what_if_plan(context: JobContext, job: Job, request: WhatIfPlan) -> dict[str, Any]:
+    """Return the queries that run a statement, for ``sql/what_if.sql``.
+
+    Raises:
+        HeadraceError: as ``captured.read`` and ``captured.capture``.
+    """
+    standard = request.settings.get("standard_conforming_strings", "on") == "on"
+    statement = captured.read(request.statement, standard_strings=standard)
+    with job.connection(context.settings.source, what="what_if") as conn, job.translating():
+        found = captured.capture(conn, statement, request.caller, request.settings)
+        tables = captured.leaves(conn, reads.tables(conn))
+    plan = {
+        "query": found.query,
+        "table": found.table,
+        "settings": found.settings,
+        "tables": tables,
+    }
+    return {"rows": [[msgspec.json.encode(plan).decode()]]}
+
+
+def what_if_hold(context: JobContext, job: Job, request: WhatIfHold) -> dict[str, Any]:
+    """Copy the states as of now, tell the session that asks, and keep them for ``what_if``.
+
+    Raises:
+        UserError: 53400, several calls are under way.
+        TransientError: 40001, the session has given up its locks.
+    """
+    settings, number = context.settings, request.question
+    with job.connection(settings.source, what="what_if") as conn, job.translating():
+        try:
+            _hold(context, job, conn, request)
+        finally:
+            _signal(conn, job, number)
+    return {"rows": []}
+
+
+def _hold(context: JobContext, job: Job, conn: Connection, request: WhatIfHold) -> None:
+    settings, number = context.settings, request.question
+    if len(context.held) >= _HELD_MAX:
+        raise UserError(
+            f"{len(context.held)} calls of what_if are under way and there may be no more",
+            hint="Wait for some.",
+            sqlstate="53400",
+        )
+    row: Any = conn.execute(_NOW).fetchone()
+    asked = {"lsn": parse_lsn(row[0]), "tables": captured.leaves(conn, [request.table])}
+    folder = settings.forks_dir / str(number)
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    held: HeldStates | None = None
+    try:
+        held = _copied(context, job, request, asked, folder, int(row[1]))
+        if not questions.stands(conn, number):
+            raise TransientError("the session has not waited for the states", sqlstate="40001")
+    except BaseException:
+        if held is not None:
+            held.close()
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+    context.held[number] = held
+    _drop_later(context, number)
+
+
+def _copied(
+    context: JobContext,
+    job: Job,
+    request: WhatIfHold,
+    asked: dict[str, Any],
+    folder: Path,
+    instant: int,
+) -> HeldStates:
+    while True:
+        facts = context.worker.call("durable_units", asked, job)
+        workers = {int(unit): str(name) for unit, name in facts["workers"].items()}
+        units = [
+            ForkedUnit.of_record(record, workers.get(record.id, ""))
+            for record in read_units(facts["units"])
+        ]
+        sources = {name: _states_of(context, name) for name in {unit.worker for unit in units}}
+        there = {name: path for name, path in sources.items() if path.is_dir()}
+        here = [unit for unit in units if unit.worker in there]
+        fork = Fork.of_copies(context.settings, there, folder, here, job.wait)
+        # A view that was dropped or filled anew meanwhile may have no states in the copy.
+        if context.worker.call("durable_units", asked, job) == facts:
+            break
+        fork.close()
+    problems = {int(view): str(why) for view, why in facts["problems"].items()}
+    problems |= {
+        unit.id: f'the states of the view are on worker "{unit.worker}", on another machine'
+        for unit in units
+        if unit.worker not in there
+    }
+    held = [view for view in facts["views"] if view not in problems]
+    return HeldStates(request.caller, fork, folder, tuple(held), problems, instant)
+
+
+def _states_of(context: JobContext, worker: str) -> Path:
+    """Return where a worker has its states, if it is on this machine."""
+    settings = context.settings
+    return settings.of_worker(worker).state_dir if worker else settings.state_dir
+
+
+def _signal(conn: Connection, job: Job, number: int) -> None:
+    """Tell the session that asks, which sees no rows but locks, and wait until it has seen that."""
+    with questions.answered(conn, number):
+        left = _SIGNAL_S
+        while left > 0 and questions.stands(conn, number):
+            job.wait(_POLL_S)
+            left -= _POLL_S
+
+
+def _drop_later(context: JobContext, number: int) -> None:
+    def drop() -> None:
+        held = context.held.pop(number, None)
+        if held is not None:
+            held.close()
+
+    timer = threading.Timer(_HELD_S, drop)
+    timer.daemon = True
+    timer.start()
+
+
+def what_if_rows(context: JobContext, job: Job, request: WhatIfRows) -> dict[str, Any]:
+    """Take some of the rows of a statement.
+
+    Raises:
+        UserError: 54000, there are too many.
+        UndefinedError: 42704, there are no held states of that number and caller.
+    """
+    held = _held(context, request.call, request.caller)
+    held.size += len(request.rows)
+    if held.size > _BYTES_MAX:
+        raise UserError(
+            "the statement changes too many rows",
+            detail=f"All rows together may have {_BYTES_MAX >> 20} MB of text.",
+            hint="Try it for a part of the rows.",
+            sqlstate="54000",
+        )
+    held.rows.append(request.rows)
+    return {"rows": []}
+
+
+def what_if(context: JobContext, job: Job, request: WhatIf) -> dict[str, Any]:
+    """Return the rows of ``sql/what_if_rows.sql``.
+
+    Raises:
+        UserError: 22023, an argument is out of range.
+        UnsupportedError: 0A000, some of its changes are unknown, or the caller is restricted.
+        TransientError: 40001, the rows have changed; a repetition may succeed.
+    """
+    most = request.most
+    if not 0 <= most <= MOST:
+        raise UserError(f"argument most must be from 0 to {MOST}", sqlstate="22023")
+    with (
+        _taken(context, request) as held,
+        job.connection(context.settings.source, what="what_if") as conn,
+        job.translating(),
+    ):
+        try:
+            facts = _READ_FACTS.decode(request.facts)
+        except msgspec.DecodeError as error:
+            raise UserError("the facts cannot be read", sqlstate="22023") from error
+        changed = StatementRows.of(conn, facts.table, held.rows)
+        _check_rights(conn, request.caller, facts.table, changed)
+        _check_complete(conn, facts, changed)
+        bound = Bound(bounds.of_filling(context.settings, {}), "a step of what_if")
+        with job.cancelling(lambda: bound.cancel(cancelled())):
+            found = held.fork.diffs(changed.batches(), held.instant, bound)
+        rows: list[list[Any]] = []
+        shown = {**dict.fromkeys(held.views), **held.problems}
+        for view, hidden in _readable(conn, request.caller, shown):
+            problem = hidden or shown[view.id]
+            if problem is None:
+                outcome = found[view.id]
+                if isinstance(outcome, HeadraceError):
+                    owns = names.acts_for_owner(conn, view, request.caller)
+                    problem = _stop(outcome, owns=owns)
+            name = _shown(conn, view.result_oid or 0)
+            if problem is not None:
+                rows.append([name, None, None, None, None, problem])
+                continue
+            schema = held.fork.schema(view.id)
+            rows += effects.of_view(conn, view, name, schema, found[view.id], most)
+        return {"rows": rows, "notices": _notices(conn, facts, changed, shown)}
+
+
+@contextmanager
+def _taken(context: JobContext, request: WhatIf) -> Iterator[HeldStates]:
+    _held(context, request.call, request.caller)
+    held = context.held.pop(request.call, None)
+    if held is None:
+        raise _gone()
+    try:
+        yield held
+    finally:
+        held.close()
+
+
+def _held(context: JobContext, number: int, caller: str | None) -> HeldStates:
+    held: HeldStates | None = context.held.get(number)
+    if held is None or held.caller != caller:
+        raise _gone()
+    return held
+
+
+def _gone() -> UndefinedError:
+    return UndefinedError(
+        "the held states of this call are gone", hint="Call what_if again.", sqlstate="42704"
+    )
+
+
+def _stop(error: HeadraceError, *, owns: bool) -> str:
+    """Return the note on a view that the statement would stop; a message may have a row's value."""
+    return f"the view would stop: {error.message}" if owns else "the view would stop"
+
+
+def _readable(
+    conn: Connection, caller: str | None, ids: Mapping[int, object]
+) -> Iterator[tuple[ViewRow, str | None]]:
+    """Yield the views whose table the caller may read, by name; and why not all of its rows."""
+    found = [view for view_id in ids if (view := views.of_id(conn, view_id)) is not None]
+    for view in sorted(found, key=lambda view: view.shown):
+        try:
+            read_rights.result_table(conn, view, caller, "trying a statement on")
+        except (PrivilegeError, UndefinedError):
+            continue
+        except UnsupportedError as error:
+            yield view, error.message
+        else:
+            yield view, None
+
+
+def _check_rights(conn: Connection, caller: str | None, table: int, changed: StatementRows) -> None:
+    about = {"caller": caller, "table": table, "rights": changed.rights}
+    row = conn.execute(_MAY_CHANGE, about).fetchone()
+    if row is None or not row[0]:
+        raise UnsupportedError(
+            f"what_if is not supported for a role that may not make any change to table"
+            f" {_shown(conn, table)}",
+            detail="The role lacks a right to the whole table, or row security or a trigger of the"
+            " table restricts it.",
+            hint="Ask the owner of the table to call it.",
+        )
+
+
+def _check_complete(conn: Connection, facts: _Facts, changed: StatementRows) -> None:
+    """Raise UnsupportedError unless the rows are all that the statement changes for views."""
+    if not facts.tracked:
+        raise UnsupportedError(
+            "the rows that the statement changes are not counted",
+            hint="Turn setting track_counts on.",
+        )
+    expected = changed.counts()
+    for table in captured.leaves(conn, reads.tables(conn)):
+        before, after = (some.get(table, (0, 0, 0)) for some in (facts.before, facts.counts))
+        counted = [last - first for first, last in zip(before, after, strict=True)]
+        returned = expected.get(table, [0, 0, 0])
+        if counted == returned and table not in facts.locked:
+            continue
+        if table in expected and counted[1] > returned[1] and counted[0] < returned[0]:
+            raise UnsupportedError(
+                f"the statement changes the key of rows of table {_shown(conn, table)}",
+                detail="Before Postgres 18 their old rows cannot be found.",
+            )
+        raise UnsupportedError(
+            f"the statement also changes rows of table {_shown(conn, table)} that it does not"
+            " return",
+            detail="A trigger, a rule, a foreign key or a function changes them.",
+        )
+
+
+def _notices(
+    conn: Connection, facts: _Facts, changed: StatementRows, shown: Mapping[int, object]
+) -> Sequence[str]:
+    table = _shown(conn, facts.table)
+    if not shown:
+        return [f"no view reads table {table}"]
+    rows = changed.rows.num_rows
+    return [f"the statement changes {rows} row{'' if rows == 1 else 's'} of table {table}"]
+
+
+def _shown(conn: Connection, table: int) -> str:
+    row = conn.execute(_SHOWN, (table,)).fetchone()
+    return str(row[0]) if row else f"with OID {table}"
