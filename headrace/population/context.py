@@ -76,7 +76,7 @@ class JobContext:
     places: Places = field(init=False)
     """Permits for populations that load and write rows."""
     explanations: Places = field(default_factory=lambda: Places(2))
-    """Permits for the calls of ``why`` and ``why_not`` that read rows."""
+    """Permits for calls of ``why``, ``why_not`` and ``what_if`` that hold rows."""
     held: dict[int, Any] = field(default_factory=dict)
     """States that are held for calls of ``what_if`` (``views/what_if.py``), by their number."""
     spark_place: Places = field(default_factory=lambda: Places(1))

@@ -7,7 +7,7 @@ that the session may become.  Its command has a number made of the process and a
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
@@ -144,11 +144,22 @@ def _about_view(parameters: Sequence[Parameter], question: Question) -> bool:
     return any(p.name == "name" and (p.required or question.subject) for p in parameters)
 
 
+def process(command: int) -> int:
+    """Return the process whose session asks the question with this command."""
+    return command >> 31 & _KEY_MAX
+
+
+def present(conn: Blocking, processes: Iterable[int]) -> set[int]:
+    """Return those of ``processes`` that the server has."""
+    found = conn.execute(
+        "SELECT a.pid FROM pg_stat_activity a WHERE a.pid = ANY (%s::int[])", (list(processes),)
+    )
+    return {int(pid) for (pid,) in found.fetchall()}
+
+
 def stands(conn: Blocking, command: int) -> bool:
     """Return whether the session still asks the question with this command."""
-    row = conn.execute(
-        _STANDS, (_LOCK_CLASS, command & _KEY_MAX, command >> 31 & _KEY_MAX)
-    ).fetchone()
+    row = conn.execute(_STANDS, (_LOCK_CLASS, command & _KEY_MAX, process(command))).fetchone()
     return bool(row and row[0])
 
 

@@ -110,5 +110,6 @@ BEGIN
     END LOOP;
     CALL headrace.carry_out('what_if', pg_catalog.jsonb_build_object(
         'call', held, 'facts', facts::pg_catalog.text, 'most', most), NULL, effects);
+    PERFORM pg_catalog.set_config('headrace.what_if', effects::pg_catalog.text, false);
 END
 $$;

@@ -5,7 +5,7 @@ CREATE OR REPLACE FUNCTION headrace.what_if_hold(tried bigint) RETURNS bigint
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp SET jit = off
 AS $$
 DECLARE
-    most_s CONSTANT float8 := 30;
+    most_s CONSTANT float8 := 10;
     role    bigint := quote_ident(CURRENT_USER)::regrole::oid;
     ends    timestamptz := clock_timestamp() + most_s * interval '1 s';
     key     int;

@@ -36,8 +36,8 @@ class StatementRows:
     """Column numbers by name, of each table that may hold rows."""
 
     @classmethod
-    def of(cls, conn: Connection, table: int, lines: Sequence[str]) -> StatementRows:
-        """Return the changed rows of ``table`` or its partitions; ``lines`` are texts of records.
+    def of(cls, conn: Connection, table: int, raw: bytes) -> StatementRows:
+        """Return the changed rows of ``table`` or its partitions, from texts of records.
 
         Raises:
             UserError: 55006, they are not its rows: it may have been altered meanwhile.
@@ -46,7 +46,7 @@ class StatementRows:
         numbers: dict[int, dict[str, int]] = defaultdict(dict)
         for oid, name, number in conn.execute(_NUMBERS, (leaves,)).fetchall():
             numbers[int(oid)][str(name)] = int(number)
-        rows = _read("\n".join(lines), 2 + 2 * len(columns))
+        rows = _read(raw, 2 + 2 * len(columns))
         if not {*_tables(rows, 0), *_tables(rows, 1)} <= {None, *numbers}:
             raise _misfit()
         return cls(rows, columns, dict(numbers))
@@ -115,17 +115,17 @@ def _tables(rows: pa.Table, place: int) -> list[int | None]:
     return found
 
 
-def _read(text: str, width: int) -> pa.Table:
-    """Return the records in ``text``, one on each line, as columns.
+def _read(raw: bytes, width: int) -> pa.Table:
+    """Return records as columns; each ends with a line feed.
 
-    The text of a record is a line of CSV in parentheses, in which backslashes are doubled.
+    The text of a record is a line of CSV in parentheses, in which backslashes are doubled.  (An
+    empty value at the end of a file without a line feed would not be NULL.)
     """
     names = [str(place) for place in range(width)]
     types = [pa.int64(), pa.int64(), *[pa.string()] * (width - 2)]
     shape = pa.schema(zip(names, types, strict=True))
-    if not text:
+    if not raw:
         return shape.empty_table()
-    raw = f"{text}\n".encode()  # without it, an empty value at the end of the file would be quoted
     try:
         found = csv.read_csv(
             pa.BufferReader(raw),

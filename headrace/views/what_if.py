@@ -23,9 +23,11 @@ from typing import Any, Final
 
 import msgspec
 
+from headrace import clock
 from headrace.errors import (
     HeadraceError,
     PrivilegeError,
+    QueryCancelled,
     TransientError,
     UndefinedError,
     UnsupportedError,
@@ -47,11 +49,14 @@ from headrace.views.statement_rows import StatementRows
 
 MOST: Final = 10_000
 """Maximum number of rows of one view that a call returns."""
-_HELD_MAX: Final = 4
-_HELD_S: Final = 300.0
-"""Seconds after which held states are dropped, because their caller has gone."""
+_HELD_MAX: Final = 8
+_HELD_PER_ROLE_MAX: Final = 4
+_HELD_S: Final = 60.0
+"""Seconds without a step after which held states are dropped: the call has failed."""
 _BYTES_MAX: Final = 64 << 20
 _SIGNAL_S: Final = 20.0
+_BEFORE_S: Final = 30.0
+"""Seconds that a call waits for the views before the statement runs, while it has no locks."""
 _POLL_S: Final = 0.01
 # It flushes all earlier WAL: the source sends only flushed WAL.
 _NOW: Final = """
@@ -86,9 +91,14 @@ class HeldStates:
     problems: Mapping[int, str]
     instant: int
     """The time for views that read the clock, microseconds since 2000-01-01 UTC."""
-    rows: list[str] = field(default_factory=list)
-    """Texts of records, one on each line."""
     size: int = 0
+    used: float = field(default_factory=clock.monotonic)
+    """When the last step of the call came, on the monotonic clock."""
+
+    @property
+    def rows(self) -> Path:
+        """A file with the rows: texts of records, one on each line."""
+        return self.folder / "rows"
 
     def close(self) -> None:
         """Remove the copy."""
@@ -125,6 +135,10 @@ def what_if_plan(context: JobContext, job: Job, request: WhatIfPlan) -> dict[str
     with job.connection(context.settings.source, what="what_if") as conn, job.translating():
         found = captured.capture(conn, statement, request.caller, request.settings)
         tables = captured.leaves(conn, reads.tables(conn))
+        # So that the locks of the statement are held for a short time only.
+        asked = {"lsn": _now(conn)[0], "tables": captured.leaves(conn, [found.table])}
+        with _soon(job):
+            context.worker.call("durable_units", asked, job)
     plan = {
         "query": found.query,
         "table": found.table,
@@ -152,19 +166,14 @@ def what_if_hold(context: JobContext, job: Job, request: WhatIfHold) -> dict[str
 
 def _hold(context: JobContext, job: Job, conn: Connection, request: WhatIfHold) -> None:
     settings, number = context.settings, request.question
-    if len(context.held) >= _HELD_MAX:
-        raise UserError(
-            f"{len(context.held)} calls of what_if are under way and there may be no more",
-            hint="Wait for some.",
-            sqlstate="53400",
-        )
-    row: Any = conn.execute(_NOW).fetchone()
-    asked = {"lsn": parse_lsn(row[0]), "tables": captured.leaves(conn, [request.table])}
+    _check_room(context, conn, request)
+    lsn, instant = _now(conn)
+    asked = {"lsn": lsn, "tables": captured.leaves(conn, [request.table])}
     folder = settings.forks_dir / str(number)
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     held: HeldStates | None = None
     try:
-        held = _copied(context, job, request, asked, folder, int(row[1]))
+        held = _copied(context, job, request, asked, folder, instant)
         if not questions.stands(conn, number):
             raise TransientError("the session has not waited for the states", sqlstate="40001")
     except BaseException:
@@ -174,6 +183,56 @@ def _hold(context: JobContext, job: Job, conn: Connection, request: WhatIfHold) 
         raise
     context.held[number] = held
     _drop_later(context, number)
+
+
+def _check_room(context: JobContext, conn: Connection, request: WhatIfHold) -> None:
+    asks = {number: questions.process(number) for number in [*context.held]}
+    there = questions.present(conn, asks.values())
+    for number, pid in asks.items():
+        # A session makes one call at a time.
+        if pid not in there or pid == questions.process(request.question):
+            _drop(context, number)
+    caller, held = request.caller, list(context.held.values())
+    own = sum(one.caller == caller for one in held)
+    if own >= _HELD_PER_ROLE_MAX or len(held) >= _HELD_MAX:
+        whose = f' of role "{caller}"' if own >= _HELD_PER_ROLE_MAX else ""
+        raise UserError(
+            f"{own if whose else len(held)} calls of what_if{whose} are under way and there may be"
+            " no more",
+            hint="Wait for some; one that has failed is forgotten after a minute.",
+            sqlstate="53400",
+        )
+
+
+def _now(conn: Connection) -> tuple[int, int]:
+    """Return a position after all that is committed, and the time, as in ``HeldStates.instant``."""
+    row: Any = conn.execute(_NOW).fetchone()
+    return parse_lsn(row[0]), int(row[1])
+
+
+@contextmanager
+def _soon(job: Job) -> Iterator[None]:
+    """Raise QueryCancelled (57014) if the block takes too long."""
+    late = threading.Event()
+
+    def end() -> None:
+        late.set()
+        job.cancel()
+
+    timer = threading.Timer(_BEFORE_S, end)
+    timer.start()
+    try:
+        yield
+    except QueryCancelled as error:
+        if late.is_set():
+            raise QueryCancelled(
+                "canceling what_if due to timeout",
+                detail=f"Views do not have all earlier changes after {_BEFORE_S:g} s.",
+                hint="See headrace.list_views() for their status and lag.",
+            ) from error
+        raise
+    finally:
+        timer.cancel()
 
 
 def _copied(
@@ -224,13 +283,23 @@ def _signal(conn: Connection, job: Job, number: int) -> None:
             left -= _POLL_S
 
 
-def _drop_later(context: JobContext, number: int) -> None:
-    def drop() -> None:
-        held = context.held.pop(number, None)
-        if held is not None:
-            held.close()
+def _drop(context: JobContext, number: int) -> None:
+    held = context.held.pop(number, None)
+    if held is not None:
+        held.close()
 
-    timer = threading.Timer(_HELD_S, drop)
+
+def _drop_later(context: JobContext, number: int) -> None:
+    """Drop held states once no step has come for a while."""
+
+    def look() -> None:
+        held = context.held.get(number)
+        if held is not None and clock.monotonic() < held.used + _HELD_S:
+            _drop_later(context, number)
+        else:
+            _drop(context, number)
+
+    timer = threading.Timer(_HELD_S, look)
     timer.daemon = True
     timer.start()
 
@@ -251,7 +320,8 @@ def what_if_rows(context: JobContext, job: Job, request: WhatIfRows) -> dict[str
             hint="Try it for a part of the rows.",
             sqlstate="54000",
         )
-    held.rows.append(request.rows)
+    with held.rows.open("a") as file:
+        file.write(f"{request.rows}\n")
     return {"rows": []}
 
 
@@ -264,18 +334,20 @@ def what_if(context: JobContext, job: Job, request: WhatIf) -> dict[str, Any]:
         TransientError: 40001, the rows have changed; a repetition may succeed.
     """
     most = request.most
-    if not 0 <= most <= MOST:
-        raise UserError(f"argument most must be from 0 to {MOST}", sqlstate="22023")
     with (
+        context.explanations.take(job),
         _taken(context, request) as held,
         job.connection(context.settings.source, what="what_if") as conn,
         job.translating(),
     ):
+        if not 0 <= most <= MOST:
+            raise UserError(f"argument most must be from 0 to {MOST}", sqlstate="22023")
         try:
             facts = _READ_FACTS.decode(request.facts)
         except msgspec.DecodeError as error:
             raise UserError("the facts cannot be read", sqlstate="22023") from error
-        changed = StatementRows.of(conn, facts.table, held.rows)
+        raw = held.rows.read_bytes() if held.rows.exists() else b""
+        changed = StatementRows.of(conn, facts.table, raw)
         _check_rights(conn, request.caller, facts.table, changed)
         _check_complete(conn, facts, changed)
         bound = Bound(bounds.of_filling(context.settings, {}), "a step of what_if")
@@ -315,6 +387,7 @@ def _held(context: JobContext, number: int, caller: str | None) -> HeldStates:
     held: HeldStates | None = context.held.get(number)
     if held is None or held.caller != caller:
         raise _gone()
+    held.used = clock.monotonic()
     return held
 
 

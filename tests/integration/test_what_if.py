@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import signal
@@ -179,12 +180,17 @@ def test_it_is_what_postgres_says(source, commander):
 def test_on_the_port_and_as_rows(commander, source):
     statement = "DELETE FROM wi_orders WHERE id = 10"
     assert tried(commander, statement) == really(source, statement, [*VIEWS])
+    with pytest.raises(psycopg.Error) as error, psycopg.connect(commander.info.dsn) as fresh:
+        fresh.execute("SELECT * FROM headrace.what_if_rows()")
+    assert error.value.sqlstate == "55000"
     found = answer(commander, statement)
+    last = commander.execute("SELECT * FROM headrace.what_if_rows()").fetchall()
     rows = commander.execute(
         "SELECT * FROM headrace.what_if_rows(%s)", (msgspec.json.encode(found).decode(),)
     ).fetchall()
     assert [row[0] for row in rows] == [effect["view"] for effect in found]
     assert {row[2] for row in rows} == {1}
+    assert last == rows
 
 
 @pytest.mark.parametrize("seed", seeds(1, 10))
@@ -474,6 +480,54 @@ def test_views_on_another_worker(source, commander):
     wait_until(lambda: all(e["note"] is None for e in answer(source, statement)), "it leads there")
     source.execute("UPDATE wi_orders SET amount = amount + 5 WHERE id < 4")
     assert tried(source, statement) == really(source, statement, [*VIEWS])
+
+
+def test_no_role_takes_all_places(source, commander, reader, engine):
+    source.execute("GRANT SELECT, UPDATE ON wi_customers TO wi_reader")
+    oid = source.execute("SELECT 'wi_customers'::regclass::oid::bigint").fetchone()[0]
+
+    def hold(conn: psycopg.Connection) -> None:
+        with conn.transaction(force_rollback=True):
+            conn.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+            held = conn.execute("SELECT headrace.what_if_hold(%s)", (oid,)).fetchone()[0]
+        conn.execute("CALL headrace.carry_out('what_if_hold', NULL, %s, NULL)", (held,))
+
+    folder = engine.data_dir / "forks"
+    for _ in range(6):  # one session holds one
+        hold(reader)
+    assert len([*folder.glob("*")]) == 1
+    dsn = make_conninfo(engine.source, user="wi_reader", password="x")
+    with contextlib.ExitStack() as stack:
+        others = [stack.enter_context(psycopg.connect(dsn, autocommit=True)) for _ in range(4)]
+        for other in others[:3]:
+            hold(other)
+        with pytest.raises(psycopg.Error) as found:
+            hold(others[3])
+        assert found.value.sqlstate == "53400"
+    # The others have gone, and the engine's role is no such role.
+    statement = "DELETE FROM wi_orders WHERE id = 3"
+    assert tried(source, statement) == really(source, statement, [*VIEWS])
+    assert len([*folder.glob("*")]) == 1
+
+
+def test_a_caller_that_goes_away(source, commander, engine):
+    """A statement that waits for a lock is cancelled: nothing is held."""
+    with psycopg.connect(engine.source) as other, psycopg.connect(engine.source) as caller:
+        other.execute("UPDATE wi_orders SET amount = 1 WHERE id = 3")
+        caller.autocommit = True
+        pid = caller.info.backend_pid
+        calls = threading.Thread(
+            target=lambda: refused(caller, "UPDATE wi_orders SET amount = 2 WHERE id = 3")
+        )
+        calls.start()
+        waiting = "SELECT wait_event_type FROM pg_stat_activity WHERE pid = %s"
+        wait_until(lambda: source.execute(waiting, (pid,)).fetchone() == ("Lock",), "it waits")
+        caller.cancel_safe()
+        calls.join()
+        assert caller.info.transaction_status == psycopg.pq.TransactionStatus.IDLE
+    statement = "DELETE FROM wi_orders WHERE id = 3"
+    assert tried(source, statement) == really(source, statement, [*VIEWS])
+    assert not [*(engine.data_dir / "forks").glob("*")]
 
 
 @pytest.mark.parametrize("child", ["headrace.views.builder", "headrace.runtime.worker"])
