@@ -18,7 +18,7 @@ from headrace.population.context import JobContext
 from headrace.population.job import Job
 from headrace.population.populate import plan_with_facts, planning
 from headrace.postgres.connect import Connection
-from headrace.sink import table
+from headrace.sink import keys, table
 from headrace.sql.status import Status
 from headrace.sql.verbs import AlterView, CreateView
 from headrace.sql.view_spec import ViewSpec
@@ -65,6 +65,19 @@ def replaced(context: JobContext, job: Job, request: CreateView) -> dict[str, An
 
 
 def _alter(
+    context: JobContext, job: Job, view: ViewRow, wanted: Wanted, caller: str | None
+) -> dict[str, Any]:
+    try:
+        return _altered(context, job, view, wanted, caller)
+    except keys.KeyTooLong as error:
+        if wanted.options.key is not None:
+            raise
+        job.say(error.notice)
+    keyless = replace(wanted, options=wanted.options.without_key())
+    return _altered(context, job, view, keyless, caller)
+
+
+def _altered(
     context: JobContext, job: Job, view: ViewRow, wanted: Wanted, caller: str | None
 ) -> dict[str, Any]:
     options = wanted.options

@@ -156,6 +156,26 @@ def test_a_text_that_is_too_long_is_there_already(commander, source):
     assert differs(source, "v", TEXTS) == []
 
 
+def test_an_altered_query_has_a_text_that_is_too_long(commander, source):
+    commander.execute(
+        "CALL headrace.create_view('v', 'SELECT g, count(*) AS n FROM items GROUP BY g')"
+    )
+    assert (key(source), option(source)) == (["g"], None)
+    source.execute(f"UPDATE items SET t = ({LONG}) WHERE id = 3", (7,))
+    notices: list[str] = []
+    commander.add_notice_handler(lambda told: notices.append(told.message_primary))
+    commander.execute("CALL headrace.alter_view('v', %s)", (TEXTS,))
+    assert any("the view has no key: a value is too long" in text for text in notices), notices
+    assert (key(source), option(source)) == ([], [])
+    source.execute("UPDATE items SET t = 'u' WHERE id % 2 = 0")
+    commander.execute("CALL headrace.wait_for('v')")
+    assert differs(source, "v", TEXTS) == []
+    source.execute(f"UPDATE items SET t = ({LONG}) WHERE id = 5", (7,))
+    with pytest.raises(psycopg.errors.ProgramLimitExceeded):
+        commander.execute("""CALL headrace.alter_view('v', %s, '{"key": ["t"]}')""", (TEXTS,))
+    assert differs(source, "v", TEXTS) == []
+
+
 def test_the_owner_s_choice_of_a_key_is_not_overruled(commander, source):
     source.execute(f"UPDATE items SET t = ({LONG}) WHERE id = 3", (7,))
     with pytest.raises(psycopg.errors.ProgramLimitExceeded) as refused:
