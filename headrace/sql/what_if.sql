@@ -25,6 +25,7 @@ DECLARE
     facts   pg_catalog.jsonb;
     held    pg_catalog.int8;
     nothing pg_catalog.jsonb;
+    failed  pg_catalog.jsonb;
     r       record;
     tries   pg_catalog.int4 := 0;
 BEGIN
@@ -44,72 +45,91 @@ BEGIN
     IF statement IS NULL THEN
         RAISE EXCEPTION USING ERRCODE = '22004', MESSAGE = 'argument "statement" must not be null';
     END IF;
-    CALL headrace.carry_out('what_if_plan', pg_catalog.jsonb_build_object('statement', statement), NULL, plan);
-    plan := plan OPERATOR(pg_catalog.->) 0 OPERATOR(pg_catalog.->) 'plan';
-    WHILE held IS NULL LOOP
-        tries := tries OPERATOR(pg_catalog.+) 1;
-        pieces := '{}';
-        lines := '{}';
-        bytes := 0;
-        total := 0;
-        own := NULL;
-        COMMIT;
-        SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ WRITE;
-        BEGIN
-            before := headrace.what_if_facts(plan OPERATOR(pg_catalog.->) 'tables') OPERATOR(pg_catalog.->) 'counts';
-            FOR r IN EXECUTE plan OPERATOR(pg_catalog.->>) 'query' LOOP
-                IF own IS NULL THEN
-                    SELECT pg_catalog.jsonb_object_agg(s.key, pg_catalog.current_setting(s.key)) INTO own
-                      FROM pg_catalog.jsonb_each_text(plan OPERATOR(pg_catalog.->) 'settings') s;
-                    PERFORM pg_catalog.set_config(s.key, s.value, true)
-                       FROM pg_catalog.jsonb_each_text(plan OPERATOR(pg_catalog.->) 'settings') s;
-                END IF;
-                line := r::pg_catalog.text;
-                line := pg_catalog.substr(line, 2, pg_catalog.length(line) OPERATOR(pg_catalog.-) 2);
-                lines := pg_catalog.array_append(lines, line);
-                bytes := bytes OPERATOR(pg_catalog.+) pg_catalog.octet_length(line) OPERATOR(pg_catalog.+) 1;
-                IF bytes OPERATOR(pg_catalog.>) piece_bytes THEN
-                    pieces := pg_catalog.array_append(pieces, pg_catalog.array_to_string(lines, E'\n'));
-                    total := total OPERATOR(pg_catalog.+) bytes;
-                    bytes := 0;
-                    lines := '{}';
-                    IF total OPERATOR(pg_catalog.>) bytes_max THEN
-                        RAISE EXCEPTION USING ERRCODE = '54000',
-                            MESSAGE = 'the statement changes too many rows',
-                            DETAIL = 'All rows together may have 64 MB of text.',
-                            HINT = 'Try it for a part of the rows.';
+    <<steps>>
+    LOOP
+        CALL headrace.carry_out('what_if_plan', pg_catalog.jsonb_build_object('statement', statement), NULL, plan, failed);
+        EXIT steps WHEN failed IS NOT NULL;
+        plan := plan OPERATOR(pg_catalog.->) 0 OPERATOR(pg_catalog.->) 'plan';
+        WHILE held IS NULL LOOP
+            tries := tries OPERATOR(pg_catalog.+) 1;
+            pieces := '{}';
+            lines := '{}';
+            bytes := 0;
+            total := 0;
+            own := NULL;
+            COMMIT;
+            SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ WRITE;
+            BEGIN
+                before := headrace.what_if_facts(plan OPERATOR(pg_catalog.->) 'tables') OPERATOR(pg_catalog.->) 'counts';
+                FOR r IN EXECUTE plan OPERATOR(pg_catalog.->>) 'query' LOOP
+                    IF own IS NULL THEN
+                        SELECT pg_catalog.jsonb_object_agg(s.key, pg_catalog.current_setting(s.key)) INTO own
+                          FROM pg_catalog.jsonb_each_text(plan OPERATOR(pg_catalog.->) 'settings') s;
+                        PERFORM pg_catalog.set_config(s.key, s.value, true)
+                           FROM pg_catalog.jsonb_each_text(plan OPERATOR(pg_catalog.->) 'settings') s;
                     END IF;
+                    line := r::pg_catalog.text;
+                    line := pg_catalog.substr(line, 2, pg_catalog.length(line) OPERATOR(pg_catalog.-) 2);
+                    lines := pg_catalog.array_append(lines, line);
+                    bytes := bytes OPERATOR(pg_catalog.+) pg_catalog.octet_length(line) OPERATOR(pg_catalog.+) 1;
+                    IF bytes OPERATOR(pg_catalog.>) piece_bytes THEN
+                        pieces := pg_catalog.array_append(pieces, pg_catalog.array_to_string(lines, E'\n'));
+                        total := total OPERATOR(pg_catalog.+) bytes;
+                        bytes := 0;
+                        lines := '{}';
+                        IF total OPERATOR(pg_catalog.>) bytes_max THEN
+                            RAISE EXCEPTION USING ERRCODE = '54000',
+                                MESSAGE = 'the statement changes too many rows',
+                                DETAIL = 'All rows together may have 64 MB of text.',
+                                HINT = 'Try it for a part of the rows.';
+                        END IF;
+                    END IF;
+                END LOOP;
+                IF bytes OPERATOR(pg_catalog.>) 0 THEN
+                    pieces := pg_catalog.array_append(pieces, pg_catalog.array_to_string(lines, E'\n'));
                 END IF;
-            END LOOP;
-            IF bytes OPERATOR(pg_catalog.>) 0 THEN
-                pieces := pg_catalog.array_append(pieces, pg_catalog.array_to_string(lines, E'\n'));
-            END IF;
-            -- Deferred triggers run as at the COMMIT.
-            PERFORM pg_catalog.set_config(s.key, s.value, true) FROM pg_catalog.jsonb_each_text(own) s;
-            SET CONSTRAINTS ALL IMMEDIATE;
-            facts := headrace.what_if_facts(plan OPERATOR(pg_catalog.->) 'tables')
-                OPERATOR(pg_catalog.||) pg_catalog.jsonb_build_object('table', plan OPERATOR(pg_catalog.->) 'table', 'before', before);
-            held := headrace.what_if_hold((plan OPERATOR(pg_catalog.->>) 'table')::pg_catalog.int8);
-            RAISE EXCEPTION USING ERRCODE = 'HR001';
-        EXCEPTION
-            WHEN SQLSTATE 'HR001' THEN
-                -- The statement may have raised it as well.
-                IF held IS NULL THEN
-                    RAISE;
-                END IF;
-            WHEN serialization_failure THEN
-                IF tries OPERATOR(pg_catalog.>=) 5 THEN
-                    RAISE;
-                END IF;
-        END;
+                -- Deferred triggers run as at the COMMIT.
+                PERFORM pg_catalog.set_config(s.key, s.value, true) FROM pg_catalog.jsonb_each_text(own) s;
+                SET CONSTRAINTS ALL IMMEDIATE;
+                facts := headrace.what_if_facts(plan OPERATOR(pg_catalog.->) 'tables')
+                    OPERATOR(pg_catalog.||) pg_catalog.jsonb_build_object('table', plan OPERATOR(pg_catalog.->) 'table', 'before', before);
+                held := headrace.what_if_hold((plan OPERATOR(pg_catalog.->>) 'table')::pg_catalog.int8);
+                RAISE EXCEPTION USING ERRCODE = 'HR001';
+            EXCEPTION
+                WHEN SQLSTATE 'HR001' THEN
+                    -- The statement may have raised it as well.
+                    IF held IS NULL THEN
+                        RAISE;
+                    END IF;
+                WHEN serialization_failure THEN
+                    IF tries OPERATOR(pg_catalog.>=) 5 THEN
+                        RAISE;
+                    END IF;
+            END;
+        END LOOP;
+        COMMIT;
+        CALL headrace.carry_out('what_if_hold', NULL, held, nothing, failed);
+        EXIT steps WHEN failed IS NOT NULL;
+        FOREACH piece IN ARRAY pieces LOOP
+            CALL headrace.carry_out('what_if_rows', pg_catalog.jsonb_build_object('call', held, 'rows', piece), NULL, nothing, failed);
+            EXIT steps WHEN failed IS NOT NULL;
+        END LOOP;
+        CALL headrace.carry_out('what_if', pg_catalog.jsonb_build_object(
+            'call', held, 'facts', facts::pg_catalog.text, 'most', most), NULL, effects, failed);
+        EXIT steps;
     END LOOP;
-    COMMIT;
-    CALL headrace.carry_out('what_if_hold', NULL, held, nothing);
-    FOREACH piece IN ARRAY pieces LOOP
-        CALL headrace.carry_out('what_if_rows', pg_catalog.jsonb_build_object('call', held, 'rows', piece), NULL, nothing);
-    END LOOP;
-    CALL headrace.carry_out('what_if', pg_catalog.jsonb_build_object(
-        'call', held, 'facts', facts::pg_catalog.text, 'most', most), NULL, effects);
+    IF failed OPERATOR(pg_catalog.?) 'D' AND failed OPERATOR(pg_catalog.?) 'H' THEN
+        RAISE EXCEPTION USING ERRCODE = failed OPERATOR(pg_catalog.->>) 'C', MESSAGE = failed OPERATOR(pg_catalog.->>) 'M',
+            DETAIL = failed OPERATOR(pg_catalog.->>) 'D', HINT = failed OPERATOR(pg_catalog.->>) 'H';
+    ELSIF failed OPERATOR(pg_catalog.?) 'D' THEN
+        RAISE EXCEPTION USING ERRCODE = failed OPERATOR(pg_catalog.->>) 'C', MESSAGE = failed OPERATOR(pg_catalog.->>) 'M',
+            DETAIL = failed OPERATOR(pg_catalog.->>) 'D';
+    ELSIF failed OPERATOR(pg_catalog.?) 'H' THEN
+        RAISE EXCEPTION USING ERRCODE = failed OPERATOR(pg_catalog.->>) 'C', MESSAGE = failed OPERATOR(pg_catalog.->>) 'M',
+            HINT = failed OPERATOR(pg_catalog.->>) 'H';
+    ELSIF failed IS NOT NULL THEN
+        RAISE EXCEPTION USING ERRCODE = failed OPERATOR(pg_catalog.->>) 'C', MESSAGE = failed OPERATOR(pg_catalog.->>) 'M';
+    END IF;
     PERFORM pg_catalog.set_config('headrace.what_if', effects::pg_catalog.text, false);
 END
 $$;
