@@ -19,7 +19,7 @@ from headrace.runtime.views import Unit, View
 
 @dataclass(frozen=True, slots=True)
 class WantedUnits:
-    """What must be durable, and what is known of views that cannot be."""
+    """Units that must be durable, and the reasons why other views cannot be."""
 
     txids: dict[int, int]
     """Txid of each unit, by ID; each unit comes after those that it reads."""

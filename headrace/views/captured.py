@@ -80,7 +80,7 @@ class ChangingStatement:
 
 @dataclass(frozen=True, slots=True)
 class Capture:
-    """How to run a statement, and what follows from its rows."""
+    """A statement as a query that returns its rows."""
 
     query: str
     """Returns for each changed row: OIDs of the tables that had it, and have it now; its columns

@@ -76,7 +76,7 @@ class StatementRows:
     def batches(self) -> list[TableBatch]:
         """Return a change batch for each table: its old rows are deleted, then new ones inserted.
 
-        So an update of a key needs no order, whatever the keys are.
+        So any update of keys needs no order.
         """
         width = len(self.columns)
         olds, news = self.rows.columns[2 : 2 + width], self.rows.columns[2 + width :]

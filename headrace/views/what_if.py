@@ -107,7 +107,7 @@ class HeldStates:
 
 
 class _Facts(msgspec.Struct, frozen=True):
-    """What the session reports of the statement besides its rows."""
+    """Facts on the statement that the session reports besides its rows."""
 
     table: int
     """OID of the table that it names."""

@@ -1,4 +1,4 @@
-"""``what_if``: what a statement would change in views, although it changes nothing."""
+"""``what_if``: the effects of a statement on views, although it changes nothing."""
 
 from __future__ import annotations
 
@@ -436,7 +436,7 @@ def test_most(source, commander):
 
 
 def test_a_key_that_changes(source, commander):
-    """Before Postgres 18, RETURNING has no old rows: exchanged keys are found, others are not."""
+    """Before Postgres 18, RETURNING has no old rows: only exchanged keys are found."""
     source.execute("ALTER TABLE wi_whole DROP CONSTRAINT wi_whole_pkey")
     source.execute("ALTER TABLE wi_whole ADD PRIMARY KEY (id) DEFERRABLE")
     exchange = "UPDATE wi_whole SET id = 31 - id"
