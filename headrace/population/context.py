@@ -10,7 +10,7 @@ from headrace.config import Settings
 from headrace.planner import limits
 from headrace.population.inputs import Inputs
 from headrace.population.job import Job
-from headrace.population.places import Places
+from headrace.population.places import Places, RolePlaces
 from headrace.population.planner_processes import PlannerProcesses
 from headrace.population.shared import Snapshots
 from headrace.population.snapshot import Snapshot
@@ -75,7 +75,7 @@ class JobContext:
     """Snapshots that populations read from; several populations may share one."""
     places: Places = field(init=False)
     """Permits for populations that load and write rows."""
-    explanations: Places = field(default_factory=lambda: Places(2))
+    explanations: RolePlaces = field(default_factory=lambda: RolePlaces(3))
     """Permits for calls of ``why``, ``why_not`` and ``what_if`` that hold rows."""
     held: dict[int, Any] = field(default_factory=dict)
     """States that are held for calls of ``what_if`` (``views/what_if.py``), by their number."""

@@ -62,3 +62,24 @@ class Places:
             with self._changed:
                 self._queue.remove(ticket)
                 self._changed.notify_all()
+
+
+class RolePlaces:
+    """A FIFO semaphore of which each role holds one permit at most; for any thread."""
+
+    def __init__(self, count: int) -> None:
+        self._all = Places(count)
+        self._own: dict[str | None, Places] = {}
+        self._lock = threading.Lock()
+
+    @contextlib.contextmanager
+    def take(self, job: Job, role: str | None) -> Iterator[None]:
+        """Hold a permit during the block.
+
+        Raises:
+            QueryCancelled: the job was cancelled while it waited.
+        """
+        with self._lock:
+            own = self._own.setdefault(role, Places(1))
+        with own.take(job), self._all.take(job):
+            yield

@@ -335,7 +335,7 @@ def what_if(context: JobContext, job: Job, request: WhatIf) -> dict[str, Any]:
     """
     most = request.most
     with (
-        context.explanations.take(job),
+        context.explanations.take(job, request.caller),
         _taken(context, request) as held,
         job.connection(context.settings.source, what="what_if") as conn,
         job.translating(),

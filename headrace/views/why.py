@@ -226,7 +226,7 @@ def _relations(
     bound = Bound(limits, "a step of explaining a row")
     number = f"w{job.name.replace('-', '_')}_{attempt}"
     with contextlib.ExitStack() as stack:
-        stack.enter_context(context.explanations.take(job))
+        stack.enter_context(context.explanations.take(job, subject.caller))
         # Batches are cut while a tap exists, so the long wait comes before it.
         snapshots.wait_for_writers(job, settings.source, settings.population_lock_wait_ms)
         stack.enter_context(boundary.tapped(context, job, subject.view))

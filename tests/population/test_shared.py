@@ -12,7 +12,7 @@ from headrace.errors import DuplicateError, HeadraceError, PrerequisiteError, Qu
 from headrace.population import local
 from headrace.population import snapshot as snapshots
 from headrace.population.job import Job
-from headrace.population.places import Places
+from headrace.population.places import Places, RolePlaces
 from tests.waiting import PATIENCE_S, wait_until
 
 QUERY = "SELECT region, count(*) AS n FROM customers GROUP BY region"
@@ -307,3 +307,22 @@ def test_places_are_given_in_order():
     one.join(PATIENCE_S)
     assert order == ["many", "one"]
     assert places._free == 3
+
+
+def test_a_role_does_not_take_the_places_of_another():
+    places, go = RolePlaces(2), threading.Event()
+    inside: list[str] = []
+
+    def take(role: str) -> None:
+        with places.take(Job(lambda message: None), role):
+            inside.append(role)
+            assert go.wait(PATIENCE_S)
+
+    threads = [threading.Thread(target=take, args=(role,)) for role in ["a", "a", "a", "b"]]
+    for thread in threads:
+        thread.start()
+    wait_until(lambda: sorted(inside) == ["a", "b"], "one of each")
+    go.set()
+    for thread in threads:
+        thread.join(PATIENCE_S)
+    assert sorted(inside) == ["a", "a", "a", "b"]
