@@ -92,7 +92,10 @@ PLANNER: dict[str, set[str]] = {
 # The same inside the worker: first the parts of the engine, then the modules of other threads
 # (``threads``) and the data classes (``records``).
 RUNTIME: dict[str, set[str]] = {
-    ".worker": {".engine_state", ".engine", ".activity", ".insight", ".measures", ".operators"},
+    ".worker": {
+        *(".engine_state", ".engine", ".activity", ".insight", ".measures", ".operators"),
+        ".durable_units",
+    },
     ".worker_process": {".worker_service"},
     ".joined": set(),
     ".worker_service": {".lagging_session", ".worker_batches", "records"},

@@ -18,7 +18,7 @@ from headrace.collections import plan, subplans
 from headrace.collections.dataflow import Dataflow
 from headrace.collections.plan import PhysicalPlan
 from headrace.config import Settings
-from headrace.errors import BugError, HeadraceError, TransientError
+from headrace.errors import BugError, HeadraceError, StateDamaged, TransientError
 from headrace.expressions.remote import RemoteEvaluator
 from headrace.network.messages import UnitRecord
 from headrace.process import bounds
@@ -65,6 +65,27 @@ def read_units(text: str) -> list[UnitRecord]:
     return _UNITS.decode(text)
 
 
+def copy_states(
+    sources: Mapping[str, Path], folder: Path, pause: Callable[[float], None]
+) -> dict[str, Path]:
+    """Copy the state databases of workers that exist into ``folder``; return the copies.
+
+    ``pause`` sleeps, and may raise.
+
+    Raises:
+        TransientError: they cannot be copied now.
+    """
+    out = {}
+    try:
+        for number, (worker, source) in enumerate(sources.items()):
+            if source.is_dir():
+                out[worker] = folder / str(number)
+                copying.copy_database(source, out[worker], pause)
+    except OSError as error:
+        raise TransientError(f"the states cannot be copied: {error}", sqlstate="58030") from error
+    return out
+
+
 class Fork:
     """Copies of states, with the units that go on from there."""
 
@@ -83,35 +104,25 @@ class Fork:
         self._units = units
 
     @classmethod
-    def of_copies(
-        cls,
-        settings: Settings,
-        sources: Mapping[str, Path],
-        to: Path,
-        units: Sequence[ForkedUnit],
-        pause: Callable[[float], None],
+    def open(
+        cls, settings: Settings, copies: Mapping[str, Path], units: Sequence[ForkedUnit]
     ) -> Fork:
-        """Return a fork of the states of workers, copied into folders of ``to``.
-
-        ``sources``: the state database of each worker; '' is ``main``.
+        """Return a fork of copied states: the state database of each worker ('': ``main``).
 
         Raises:
-            TransientError: they cannot be copied now.
+            TransientError: 40001, a copy is not complete, and must be made again.
         """
-        memory = settings.memory_bytes // _MEMORY_PART // max(len(sources), 1)
+        memory = settings.memory_bytes // _MEMORY_PART // max(len(copies), 1)
         databases: dict[str, RocksDatabase] = {}
         try:
-            for number, (worker, source) in enumerate(sources.items()):
-                copy = copying.open_copy(source, to / str(number), memory, pause)
-                databases[worker] = copy
-        except BaseException as error:
+            for worker, path in copies.items():
+                databases[worker] = RocksDatabase(path, memory_bytes=memory)
+        except (StateDamaged, OSError) as error:
             for database in databases.values():
                 database.close()
-            if isinstance(error, OSError):
-                raise TransientError(
-                    f"the states cannot be copied: {error}", sqlstate="58030"
-                ) from error
-            raise
+            raise TransientError(
+                f"the copied states cannot be read: {error}", hint="Call again.", sqlstate="40001"
+            ) from error
         return cls(settings, databases, units)
 
     def schema(self, unit_id: int) -> Schema:

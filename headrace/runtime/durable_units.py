@@ -5,7 +5,7 @@ Every method runs on the engine's thread.  The engine writes an early checkpoint
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,6 +26,21 @@ class WantedUnits:
     views: list[int]
     problems: dict[int, str]
     """Why a view does not show the position, by ID."""
+
+
+def told(wanted: WantedUnits, units: Sequence[Unit], *, describe: bool) -> dict[str, Any]:
+    """Return facts on units for another process; for any thread.
+
+    ``describe``: include descriptions (``UnitRecord``), which take time for many views.
+    """
+    records = [worker_handles.record(unit) for unit in units] if describe else []
+    return {
+        "read": {unit.id: unit.feeds for unit in units},
+        "workers": {unit.id: unit.placed for unit in units if unit.placed},
+        "views": wanted.views,
+        "problems": wanted.problems,
+        "units": msgspec.json.encode(records).decode(),
+    }
 
 
 class DurableUnits:
@@ -59,10 +74,10 @@ class DurableUnits:
             txids |= {unit.id: unit.mark.txid for unit in needed}
         return WantedUnits(txids, views, problems)
 
-    def durable(self, wanted: WantedUnits) -> dict[str, Any] | None:
-        """Return the descriptions of the wanted units once all are durable; None: call again.
+    def durable(self, wanted: WantedUnits) -> list[Unit] | None:
+        """Return the wanted units once all are durable, without those that are gone.
 
-        A unit that is gone is left out.
+        None: call again.
         """
         state = self._state
         self._durability.end()
@@ -71,12 +86,7 @@ class DurableUnits:
             if not state.checkpoints.underway:
                 self._durability.begin()
             return None
-        return {
-            "units": msgspec.json.encode([worker_handles.record(u) for u in units]).decode(),
-            "workers": {unit.id: unit.placed for unit in units if unit.placed},
-            "views": wanted.views,
-            "problems": wanted.problems,
-        }
+        return units
 
     def _reading(self, tables: Collection[int]) -> list[View]:
         """Return the views that read ``tables``, in order of ID."""

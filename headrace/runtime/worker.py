@@ -26,7 +26,7 @@ from headrace.config import Settings
 from headrace.errors import QueryCancelled, UserError
 from headrace.process import entry, imports, parent, rpc, shares, tasks
 from headrace.process.rpc import Progress
-from headrace.runtime import activity, insight, measures, operators
+from headrace.runtime import activity, durable_units, insight, measures, operators
 from headrace.runtime.engine import Engine
 from headrace.runtime.engine_state import EngineState
 from headrace.types import format_lsn
@@ -480,11 +480,12 @@ def _durable_units(engine: Engine) -> rpc.Handler:
         while wanted is None:
             wanted = await ask(lambda: units.wanted(lsn, tables))
             await asyncio.sleep(0 if wanted else _SOON_S)
-        found: dict[str, Any] | None = None
+        found: Any = None
         while found is None:
             found = await ask(lambda: units.durable(wanted))
-            await asyncio.sleep(0 if found else _SOON_S)
-        return found
+            await asyncio.sleep(_SOON_S if found is None else 0)
+        describe = bool(params.get("describe", False))
+        return await asyncio.to_thread(durable_units.told, wanted, found, describe=describe)
 
     return handle
 

@@ -21,6 +21,7 @@ from headrace.state.checkpoint import FOLDER
 from headrace.state.rocks import RocksDatabase
 
 _ATTEMPTS: Final = 50
+_OPENED_MAX: Final = 10
 _LEFT_OUT: Final = frozenset(("LOCK", "LOG", "IDENTITY"))
 _SORTED: Final = ".sst"
 _LOG: Final = ".log"
@@ -37,15 +38,34 @@ def open_copy(
         TransientError: the database changed during every attempt.
         OSError: the files cannot be read, or the copy cannot be written.
     """
+    for _ in range(_OPENED_MAX):
+        copy_database(source, to, pause)
+        with contextlib.suppress(StateDamaged):
+            return RocksDatabase(to, memory_bytes=memory_bytes)
+    raise _too_fast()
+
+
+def copy_database(source: Path, to: Path, pause: Callable[[float], None]) -> None:
+    """Copy the database at ``source`` to the directory ``to``; see ``open_copy``.
+
+    Rarely the copy of a checkpoint that was about to be ingested lacks a file: then it cannot be
+    opened (StateDamaged), and must be made again.
+
+    Raises:
+        TransientError: the database changed during every attempt.
+        OSError: the files cannot be read, or the copy cannot be written.
+    """
     for attempt in range(_ATTEMPTS):
         shutil.rmtree(to, ignore_errors=True)
         to.mkdir(parents=True)
         if _copied(source, to):
-            # A checkpoint that was about to be ingested may lack a file.
-            with contextlib.suppress(StateDamaged):
-                return RocksDatabase(to, memory_bytes=memory_bytes)
+            return
         pause(min(0.01 * (attempt + 1), 0.2))
-    raise TransientError("the states change too fast to be copied", sqlstate="55006")
+    raise _too_fast()
+
+
+def _too_fast() -> TransientError:
+    return TransientError("the states change too fast to be copied", sqlstate="55006")
 
 
 def _copied(source: Path, to: Path) -> bool:

@@ -13,15 +13,16 @@ role that may make any change to the table, and it has only views that the role 
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
+import pyarrow as pa
 
 from headrace import clock
 from headrace.errors import (
@@ -33,7 +34,7 @@ from headrace.errors import (
     UnsupportedError,
     UserError,
 )
-from headrace.forks.run import Fork, ForkedUnit, read_units
+from headrace.forks.run import Fork, ForkedUnit, copy_states, read_units
 from headrace.population import names
 from headrace.population.context import JobContext
 from headrace.population.job import Job, cancelled
@@ -85,7 +86,9 @@ class HeldStates:
     """Copied states that wait for the rows of a statement."""
 
     caller: str | None
-    fork: Fork
+    copies: Mapping[str, Path]
+    """The copied state database of each worker, by name."""
+    units: Sequence[ForkedUnit]
     folder: Path
     views: tuple[int, ...]
     problems: Mapping[int, str]
@@ -101,8 +104,7 @@ class HeldStates:
         return self.folder / "rows"
 
     def close(self) -> None:
-        """Remove the copy."""
-        self.fork.close()
+        """Remove the copies."""
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
@@ -210,7 +212,7 @@ def _now(conn: Connection) -> tuple[int, int]:
     return parse_lsn(row[0]), int(row[1])
 
 
-@contextmanager
+@contextlib.contextmanager
 def _soon(job: Job) -> Iterator[None]:
     """Raise QueryCancelled (57014) if the block takes too long."""
     late = threading.Event()
@@ -243,29 +245,26 @@ def _copied(
     folder: Path,
     instant: int,
 ) -> HeldStates:
+    asked |= {"describe": True}
     while True:
         facts = context.worker.call("durable_units", asked, job)
         workers = {int(unit): str(name) for unit, name in facts["workers"].items()}
-        units = [
-            ForkedUnit.of_record(record, workers.get(record.id, ""))
-            for record in read_units(facts["units"])
-        ]
-        sources = {name: _states_of(context, name) for name in {unit.worker for unit in units}}
-        there = {name: path for name, path in sources.items() if path.is_dir()}
-        here = [unit for unit in units if unit.worker in there]
-        fork = Fork.of_copies(context.settings, there, folder, here, job.wait)
+        sources = {name: _states_of(context, name) for name in {"", *workers.values()}}
+        copies = copy_states(sources, folder, job.wait)
         # A view that was dropped or filled anew meanwhile may have no states in the copy.
-        if context.worker.call("durable_units", asked, job) == facts:
+        again = context.worker.call("durable_units", asked | {"describe": False}, job)
+        if again["read"] == facts["read"] and again["views"] == facts["views"]:
             break
-        fork.close()
+    units = [ForkedUnit.of_record(r, workers.get(r.id, "")) for r in read_units(facts["units"])]
     problems = {int(view): str(why) for view, why in facts["problems"].items()}
     problems |= {
         unit.id: f'the states of the view are on worker "{unit.worker}", on another machine'
         for unit in units
-        if unit.worker not in there
+        if unit.worker not in copies
     }
-    held = [view for view in facts["views"] if view not in problems]
-    return HeldStates(request.caller, fork, folder, tuple(held), problems, instant)
+    held = tuple(view for view in facts["views"] if view not in problems)
+    here = [unit for unit in units if unit.worker in copies]
+    return HeldStates(request.caller, copies, here, folder, held, problems, instant)
 
 
 def _states_of(context: JobContext, worker: str) -> Path:
@@ -339,6 +338,7 @@ def what_if(context: JobContext, job: Job, request: WhatIf) -> dict[str, Any]:
         _taken(context, request) as held,
         job.connection(context.settings.source, what="what_if") as conn,
         job.translating(),
+        contextlib.ExitStack() as stack,
     ):
         if not 0 <= most <= MOST:
             raise UserError(f"argument most must be from 0 to {MOST}", sqlstate="22023")
@@ -351,27 +351,27 @@ def what_if(context: JobContext, job: Job, request: WhatIf) -> dict[str, Any]:
         _check_rights(conn, request.caller, facts.table, changed)
         _check_complete(conn, facts, changed)
         bound = Bound(bounds.of_filling(context.settings, {}), "a step of what_if")
+        fork = stack.enter_context(
+            contextlib.closing(Fork.open(context.settings, held.copies, held.units))
+        )
         with job.cancelling(lambda: bound.cancel(cancelled())):
-            found = held.fork.diffs(changed.batches(), held.instant, bound)
+            found = fork.diffs(changed.batches(), held.instant, bound)
         rows: list[list[Any]] = []
         shown = {**dict.fromkeys(held.views), **held.problems}
         for view, hidden in _readable(conn, request.caller, shown):
-            problem = hidden or shown[view.id]
-            if problem is None:
-                outcome = found[view.id]
-                if isinstance(outcome, HeadraceError):
-                    owns = names.acts_for_owner(conn, view, request.caller)
-                    problem = _stop(outcome, owns=owns)
-            name = _shown(conn, view.result_oid or 0)
+            problem, outcome = hidden or shown[view.id], found.get(view.id)
+            if problem is None and isinstance(outcome, HeadraceError):
+                owns = names.acts_for_owner(conn, view, request.caller)
+                problem = _stop(outcome, owns=owns)
             if problem is not None:
-                rows.append([name, None, None, None, None, problem])
-                continue
-            schema = held.fork.schema(view.id)
-            rows += effects.of_view(conn, view, name, schema, found[view.id], most)
+                rows.append([_table(conn, view), None, None, None, None, problem])
+            elif isinstance(outcome, pa.RecordBatch) and outcome.num_rows:
+                schema, name = fork.schema(view.id), _table(conn, view)
+                rows += effects.of_view(conn, view, name, schema, outcome, most)
         return {"rows": rows, "notices": _notices(conn, facts, changed, shown)}
 
 
-@contextmanager
+@contextlib.contextmanager
 def _taken(context: JobContext, request: WhatIf) -> Iterator[HeldStates]:
     _held(context, request.call, request.caller)
     held = context.held.pop(request.call, None)
@@ -465,6 +465,10 @@ def _notices(
         return [f"no view reads table {table}"]
     rows = changed.rows.num_rows
     return [f"the statement changes {rows} row{'' if rows == 1 else 's'} of table {table}"]
+
+
+def _table(conn: Connection, view: ViewRow) -> str:
+    return _shown(conn, view.result_oid or 0)
 
 
 def _shown(conn: Connection, table: int) -> str:
