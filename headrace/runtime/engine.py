@@ -287,7 +287,7 @@ class Engine:
         self.durability.end()
         self._catching_up.look()
         self._catching_up.step()
-        due = min(self.durability.step(stream), self._ticker.due, self._catching_up.due)
+        due = min(self.durability.step(stream), self._catching_up.due)
         if not self._catching_up.working:
             due = min(due, self._healing.retry_at(), self._returning.due, self.watch.due)
             due = min(due, self.hosts.due)
@@ -295,10 +295,10 @@ class Engine:
             if state.db.regulate(worked_s):
                 due = min(due, clock.monotonic() + _REGULATE_S)
         self._ahead.step(stream)
-        wait = max(due - clock.monotonic(), 0.0)
         full, meeting_s = not state.pipeline.room, self._catching_up.meeting_s()
         crowded = state.db.crowded or any(host.crowded for host in state.hosts.values())
         held = state.checkpoints.lagging or crowded
+        wait = max(due - clock.monotonic(), 0.0)
         wait_s = policy.waits_s(wait, meeting_s, full=full, held=held)
         if wait_s is not None:
             began = clock.monotonic()
@@ -308,8 +308,9 @@ class Engine:
             return
         if not stream.replaying:
             self._ticker.tick()
+            due = min(due, self._ticker.due)
         batch = stream.take(
-            wait,
+            max(due - clock.monotonic(), 0.0),
             rested_at=math.inf if state.pipeline.busy else self._rested_at,
             gather_s=policy.gather_s(state.latency_s, self._catching_up.longest_s()),
         )
