@@ -18,11 +18,25 @@ from headrace.kernels import packed, rows
 from headrace.state.contract import IndexState, StateStore
 from headrace.types import Schema, arrow_schema, arrow_type
 
+ROWS_MAX: Final = 1_000
+"""Maximum number of rows that ``rows`` counts, so that it takes little time."""
 _NOW: Final = b"now"
 _INSTANT: Final = struct.Struct(">q")
 _LENGTH: Final = struct.Struct(">I")
 
 Values = tuple[bytes, ...]
+
+
+def calendar_run(values: CalendarValues, instant: int) -> CalendarRun:
+    """Return the values at ``instant``.
+
+    Raises:
+        RowError: one cannot be computed.
+    """
+    try:
+        return values.at(instant)
+    except FailingRow as error:
+        raise RowError(error.message, detail=error.detail, sqlstate=error.code) from error
 
 
 class Calendar(base.Collection):
@@ -53,8 +67,6 @@ class Calendar(base.Collection):
         self._types = [arrow_type(f.oid) for f in node.schema[len(in_schema) :]]
         self._values = CalendarValues(node.values, remote)
         self._held = base.Diffed(in_schema)
-        self._still = (0, 0)
-        """Timestamps from the first to before the second, at which the output is right."""
         self._rows: IndexState
         self._clock: ListedMap
 
@@ -75,9 +87,19 @@ class Calendar(base.Collection):
         shown = self._shown()
         return None if shown is None else shown[0]
 
-    def due(self, instant: int) -> bool:
-        """Return whether a value has changed by ``instant``; cheap if not."""
-        return not self._still[0] <= instant < self._still[1] and self._change(instant) != 0
+    def until(self, instant: int) -> int:
+        """Return how long no value changes from ``instant`` on; ``instant`` if one has changed."""
+        shown = self._shown()
+        if shown is None or instant <= shown[0]:
+            return instant + 1
+        run = self._values_at(instant)
+        return run.until if run.values == shown[1] else instant
+
+    def rows(self, instant: int) -> int:
+        """Return how many rows ``instant`` changes, counted up to ``ROWS_MAX``."""
+        if not self.changed(instant):
+            return 0
+        return len(self._rows.first_many(packed.empty(1), ROWS_MAX)[2])
 
     def near(self, instant: int) -> int:
         """Return 0: rows that change at one timestamp cannot be divided over several."""
@@ -88,17 +110,7 @@ class Calendar(base.Collection):
 
     def changed(self, instant: int) -> int:
         """Return when the values at ``instant`` began, if the output shows others; else 0."""
-        return self._change(instant) if self.due(instant) else 0
-
-    def _change(self, instant: int) -> int:
-        shown = self._shown()
-        if shown is None or instant <= shown[0]:
-            return 0
-        run = self._values_at(instant)
-        if run.values == shown[1]:
-            self._still = (max(shown[0], run.since), run.until)
-            return 0
-        return run.since
+        return self._values_at(instant).since if self.until(instant) <= instant else 0
 
     def _shown(self) -> tuple[int, Values] | None:
         """Return the timestamp and the values of the output."""
@@ -114,10 +126,7 @@ class Calendar(base.Collection):
         return int(_INSTANT.unpack_from(stored)[0]), tuple(values)
 
     def _values_at(self, instant: int) -> CalendarRun:
-        try:
-            return self._values.at(instant)
-        except FailingRow as error:
-            raise RowError(error.message, detail=error.detail, sqlstate=error.code) from error
+        return calendar_run(self._values, instant)
 
     # --- verbs
 
@@ -139,7 +148,6 @@ class Calendar(base.Collection):
                 out = self._all_again(shown[1], run.values)
             stored = b"".join(_LENGTH.pack(len(v)) + v for v in run.values)
             self._clock.put_many([_NOW], [_INSTANT.pack(now) + stored])
-        self._still = (max(now, run.since), run.until)
         for batch in self._held.take():
             out += self._enter(batch, run.values)
         return out

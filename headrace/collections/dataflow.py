@@ -66,6 +66,8 @@ class Dataflow:
         self._txid = -1
         self._now = (0, 0)
         self._clocks: list[Temporal | Calendar] = []
+        self._still = (0, 0)
+        """Timestamps from the first to before the second, at which nothing is due."""
         self._fed: Counter[str] = Counter()
         self._failed = False
         self._out: list[pa.RecordBatch] = []
@@ -98,6 +100,7 @@ class Dataflow:
         if txid <= self._txid:
             raise BugError(f"txid {txid} begins after the end of {self._txid}")
         self._now = (txid, attempt)
+        self._still = (0, 0)
         for made in self._clocks:
             made.instant = instant
 
@@ -117,8 +120,17 @@ class Dataflow:
         return max((made.changed(instant) for made in calendars), default=0)
 
     def due(self, instant: int) -> bool:
-        """Return whether a batch without rows may change anything at ``instant``."""
-        return any(isinstance(m, Temporal) or m.due(instant) for m in self._clocks)
+        """Return whether a batch without rows may change anything at ``instant``; cheap if not."""
+        if self._still[0] <= instant < self._still[1]:
+            return False
+        until = min((made.until(instant) for made in self._clocks), default=instant)
+        if until > instant:
+            self._still = (instant, until)
+        return until <= instant
+
+    def rows(self, instant: int) -> int:
+        """Return how many rows of what reads the clock ``instant`` may change; many are not counted."""
+        return sum(made.rows(instant) for made in self._clocks)
 
     def near(self, instant: int) -> int:
         """Return how many rows ``instant`` may change, untested (``Temporal.near``)."""
@@ -199,7 +211,7 @@ class Dataflow:
             made.insert_only = False
             if made.done != txid:
                 raise BugError(f'collection "{made.id}" has not finished txid {txid}')
-        self._txid, self._now = txid, (txid + 1, 0)
+        self._txid, self._now, self._still = txid, (txid + 1, 0), (0, 0)
         self._fed.clear()
         batches, self._out = self._out, []
         result = self._combined(batches)

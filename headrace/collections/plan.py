@@ -408,6 +408,8 @@ class TimeTestSpec(PlanPart, frozen=True):
     """Rows between two bounds may change; false: only rows equal to one of them."""
     slack: int | None = None
     """How far the bound may fall behind an earlier one, in units of ``shift``; None: unknown."""
+    calendar: bool = False
+    """Whether ``bound`` changes only at whole seconds."""
 
 
 class TemporalSpec(PlanPart, frozen=True):

@@ -12,16 +12,20 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from headrace.collections import base, plan
+from headrace.collections.calendar import calendar_run
 from headrace.collections.listed import ListedIndex, ListedMap
 from headrace.collections.steps import run_program
 from headrace.errors import BugError
+from headrace.expressions.calendar import CalendarValues
 from headrace.expressions.evaluate import Program
+from headrace.expressions.ir import Column
 from headrace.expressions.remote import RemoteEvaluator
 from headrace.kernels import packed, rows
 from headrace.state.contract import StateStore
 from headrace.types import DATE, TIMESTAMPTZ, Field, Schema, arrow_schema
 
 _CLOCK: Final = Field("now()", TIMESTAMPTZ)
+_NOW_ALONE: Final = Column(0, TIMESTAMPTZ)
 _INSTANT: Final = struct.Struct(">q")
 _LIMIT: Final = struct.Struct(">Q")
 _AT: Final = struct.Struct(">BQ")
@@ -71,6 +75,10 @@ class Temporal(base.Collection):
         self._program = Program([t.test for t in node.tests], remote)
         self._keys = Program([t.key for t in node.tests], remote)
         self._bounds = Program([t.bound for t in node.tests], remote)
+        calendar = all(t.calendar for t in node.tests)
+        self._calendar = CalendarValues([t.bound for t in node.tests], remote) if calendar else None
+        self._direct = all(t.bound == _NOW_ALONE and t.oid == TIMESTAMPTZ for t in node.tests)
+        """Whether each bound is the clock itself, so it is known when it will reach a row."""
         self._held = base.Diffed(in_schema)
         self._first: list[int] | None = None
         """``_limits`` during population."""
@@ -115,6 +123,49 @@ class Temporal(base.Collection):
             if shifted is not None:
                 out[number] = max(out[number], shifted + _BIAS - test.slack)
         return out
+
+    def until(self, instant: int) -> int:
+        """Return how long no row changes from ``instant`` on; ``instant`` if one may have changed."""
+        now = self.now
+        if now is None or instant <= now:
+            return instant + 1
+        until = instant + 1
+        if self._calendar is not None:
+            run = calendar_run(self._calendar, instant)
+            if run.values == calendar_run(self._calendar, now).values:
+                return run.until
+            until = run.until
+        if self.near(instant):
+            return instant
+        return self._reached_at(instant) if self._direct else until
+
+    def _reached_at(self, instant: int) -> int:
+        """Return a timestamp after ``instant`` before which no bound reaches another row.
+
+        REQUIRES: ``_direct``.
+        """
+        found = []
+        for number, test in enumerate(self._tests):
+            bound = _shifted(instant, test)
+            assert bound is not None, "the clock has a time"
+            found.append(self._next(number, bound + _BIAS) - _BIAS - test.shift)
+        return max(min(found), instant + 1)
+
+    def _next(self, number: int, place: int) -> int:
+        """Return a position after ``place`` before which there is no other row of a test."""
+        here = self._bucket(number, place)
+        _, stamped, _ = self._rows.scan_many([here])
+        if after := [at for row in stamped if (at := _PLACE.unpack_from(row)[0]) > place]:
+            return int(min(after))
+        page = place >> _FINE >> _COARSE
+        _, names, _ = self._pages.scan_many([_AT.pack(number, p) for p in (page, page + 1)])
+        later = min((name for name in names if name > here), default=None)
+        bucket: int = (page + 2) << _COARSE if later is None else _AT.unpack(later)[1]
+        return bucket << _FINE
+
+    def rows(self, instant: int) -> int:
+        """See ``near``."""
+        return self.near(instant)
 
     def near(self, instant: int) -> int:
         """Return how many rows are between the bounds of ``now`` and of ``instant``."""

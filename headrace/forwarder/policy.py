@@ -35,6 +35,16 @@ _FEWER: Final = 8
 """Factor by which a coalesced batch that exceeded a limit shrinks."""
 _COALESCED_S: Final = 0.5
 """Longest time that a coalesced batch should take."""
+_PART_S: Final = 0.25
+"""Time for which a coalesced batch has views."""
+_PART_VIEWS: Final = 16
+"""Maximum number of views in the first one ..."""
+_PART_VIEWS_MAX: Final = 10_000
+"""... and in any."""
+_VIEW_ROWS: Final = 125
+"""Number of rows whose change takes as long as the part of one more view in a batch."""
+_TIME_ROWS_MAX: Final = 2_500
+"""Rows, and views counted as rows, that change in a batch of leading views as time passes."""
 _REMEMBERED: Final = 0.9
 """Weight of a batch beside that of the next one."""
 _SPREAD: Final = 0.02
@@ -131,6 +141,14 @@ def may_read_ahead(moved: int, *, has_room: bool, reads_clock: bool) -> bool:
     return moved < _AT_ONCE and has_room and not reads_clock
 
 
+def takes_together(views: int, rows: int) -> bool:
+    """Return whether views that lead take a new time in one batch, which changes ``rows`` of them.
+
+    Otherwise they lag for it, and the other views do not wait.
+    """
+    return views * _VIEW_ROWS + rows <= _TIME_ROWS_MAX
+
+
 # --- batches of the views that lag
 
 
@@ -196,6 +214,23 @@ class CoalescedSize:
     def after_excess(self, txids: int) -> CoalescedSize:
         """Return the size after a batch of ``txids`` exceeded a limit of one transaction."""
         return CoalescedSize(max(txids // _FEWER, 1))
+
+
+@dataclass(frozen=True, slots=True)
+class PartSize:
+    """The number of views in a coalesced batch; a commit group with a name is not divided.
+
+    Commands wait for the end of a batch, and so do the views in it.
+    """
+
+    views: int = _PART_VIEWS
+
+    def took(self, views: int, seconds: float) -> PartSize:
+        """Return the size after a batch of ``views`` took ``seconds``; it at most doubles."""
+        most = 2 * self.views
+        if views * _PART_S >= seconds * most:
+            return PartSize(min(most, _PART_VIEWS_MAX) if views >= self.views else self.views)
+        return PartSize(max(int(views * _PART_S / seconds), 1))
 
 
 def slow_group(seconds: Mapping[str, float], limit_s: float) -> str | None:

@@ -30,7 +30,7 @@ Mark = tuple[int, int, int]
 Commits = dict[int, list[int]]
 """Txids that were committed to the result tables since the last message, by unit."""
 
-PROTOCOL: Final = b"headrace units 5"
+PROTOCOL: Final = b"headrace units 6"
 """Descriptor of the exchange; the worker refuses any other version."""
 LAGGING: Final = b"headrace lagging units 5"
 """Descriptor of the exchange for batches of units that lag."""
@@ -205,7 +205,7 @@ class AskClock(msgspec.Struct, tag=True):
 
     call: int
     unit: int
-    what: Literal["near", "crossing", "changed", "now"]
+    what: Literal["due", "rows", "near", "crossing", "changed", "now"]
     """Methods of ``collections.dataflow.Dataflow``."""
     instant: int
 

@@ -23,6 +23,8 @@ exclusive:
 * Invariant 4: the output of a shared subplan at a txid follows from that txid only.  A reader whose
   table is locked goes back, and reads the output later, up to any txid.  So a shared subplan takes
   each txid by itself.  It goes ahead of its readers, which then take many at once.
+* Invariant 5: a coalesced batch does not go beyond the batch in which a value of the calendar
+  changes, so that the change has its timestamp.
 
 Views take turns by their ``latency_ms`` (``policy.FairShares``): those with the same target go on
 together where they meet.
@@ -32,6 +34,7 @@ Views on other workers lag likewise: their batches go over an exchange of their 
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -135,6 +138,7 @@ class CatchingUp:
         """The batch that is processed or written."""
         self._future: Future[list[Result]] | None = None
         self._turns = policy.FairShares()
+        self._size = policy.PartSize()
         self._waiting: Collection[float] = ()
         """The latency targets of the views that had work when the last turn was given."""
         self._errors = 0
@@ -233,6 +237,7 @@ class CatchingUp:
         views = state.lagging_views
         if not views:
             self._cursors.reach([], 0)
+            self._size = policy.PartSize()
         if self.busy or not views or clock.monotonic() < self._retry_at:
             return
         if lagging.awaited:
@@ -272,8 +277,9 @@ class CatchingUp:
         going = self._going(views, shared, reach, readable)
         self._waiting = waiting = _by_target(targets, going, readable)
         target_s, at = self._turns.next(waiting)
-        now = [u for u in going if u.processed == at and targets[u.id] == target_s]
-        taking = [unit for unit in now if isinstance(unit, View)]
+        there = [u for u in going if u.processed == at and targets[u.id] == target_s]
+        taking = self._part([unit for unit in there if isinstance(unit, View)])
+        now = [*taking, *(unit for unit in there if not isinstance(unit, View))]
         needed_now = {s.id for s in (*state.needed(now), *now)}
         needed = [s for s in shared if s.id in needed_now]
         stop = min([reach[at], *(txid for txid in behind if txid > at)])
@@ -299,6 +305,22 @@ class CatchingUp:
             target_s,
             clock.monotonic(),
         )
+
+    def _part(self, views: Sequence[View]) -> list[View]:
+        """Return as many of ``views`` as go on together, with all of their commit groups.
+
+        Those of the unnamed group may be divided: they change together again once they lead.
+        """
+        out: list[View] = []
+        whole: set[str] = set()
+        for view in views:
+            group = view.commit_group
+            if len(out) >= self._size.views and group not in whole:
+                continue
+            out.append(view)
+            if group or group in self._state.lagging.groups:
+                whole.add(group)
+        return out
 
     def _attempt(self, txid: int) -> int:
         """Return the number of earlier attempts at a batch."""
@@ -382,7 +404,26 @@ class CatchingUp:
         for view in views:
             known = view.processed if view.progress is None else view.progress.txid
             last = min([last, *(at for at in (known, view.processed) if at >= first)])
+        last = self._calendar_end(views, first, last)
         return min([last, *(max(shared.processed, first) for shared in needed)])
+
+    def _calendar_end(self, views: Iterable[View], first: int, last: int) -> int:
+        """Return the last txid of a coalesced batch up to ``last`` (Invariant 5)."""
+        state = self._state
+        for view in views:
+            if not view.temporal or last == first:
+                continue
+            with contextlib.suppress(HeadraceError):  # the batch meets the same error
+                clocked, low = view.clocked(state.settings, state.evaluators), first
+                if not clocked.changed(state.records.time_of(last)):
+                    continue
+                while low < last:
+                    middle = (low + last) // 2
+                    if clocked.changed(state.records.time_of(middle)):
+                        last = middle
+                    else:
+                        low = middle + 1
+        return last
 
     def take(self) -> None:
         """Handle finished work.
@@ -406,7 +447,10 @@ class CatchingUp:
         if answer is not None:
             self._commits.beside(answer)
         if self._turn is not None and not self.busy:
-            self._lagged(self._turn.units, clock.monotonic() - self._turn.begun)
+            took_s = clock.monotonic() - self._turn.begun
+            self._lagged(self._turn.units, took_s)
+            if self._turn.views:
+                self._size = self._size.took(len(self._turn.views), took_s)
             self._turn = None
 
     def _took(self, coalesced: CoalescedBatch, done: Sequence[Result]) -> None:
@@ -548,6 +592,23 @@ class CatchingUp:
         """
         writes, self._commits.writes = self._commits.writes, {}
         self._slow.classify(outcome, worked_s, writes)
+
+    def lag(self, views: Collection[View]) -> None:
+        """Let views lag from the next batch on, if they can: it changes more than others wait for.
+
+        With each goes its commit group, if that has a name.  REQUIRES: they lead.
+        """
+        state = self._state
+        if not state.retained.appending or not state.suspects.quiet or not self._connect():
+            return
+        named = {view.commit_group for view in views} - {""}
+        groups = [v for v in state.views.values() if v.commit_group in named and v.leads]
+        leaving = {view.id: view for view in (*views, *groups)}
+        if any(unit.store is None for v in leaving.values() for unit in state.units_of(v)):
+            return
+        for view in leaving.values():
+            view.turn(CursorState.CATCHING_UP, "time changes many views", quietly=True)
+        _log.info("views left their commit groups for a change of the time", views=len(leaving))
 
     def dissolve(self) -> None:
         """Let slow groups lead that cannot lag any more; see ``SlowGroups``."""

@@ -87,7 +87,10 @@ class Intake:
 
     def process(self, batch: Batch) -> Outcome:
         """Run the dataflows on a batch, and hand the result to the sink thread."""
-        state, began_s = self._state, clock.monotonic()
+        state = self._state
+        while not state.pipeline.room:
+            self._commits.take(_ROOM_S)  # a tick of the clock may have used it since the last look
+        began_s = clock.monotonic()
         txid = batch.txid if batch.txid is not None else state.next_txid
         sequential = state.suspects.sequential(txid)
         if sequential:
@@ -168,8 +171,6 @@ class Intake:
 
     def pass_time(self, instant: int) -> None:
         """Process an empty batch, which only moves the clock to ``instant``."""
-        while not self._state.pipeline.room:
-            self._commits.take(_ROOM_S)
         self.process(Batch(end_lsn=self._state.start_lsn, commit_time_us=instant))
 
     def record(self, txid: int, attempt: int, batch: Batch) -> BatchRecord:

@@ -230,6 +230,11 @@ class Records(dict[int, BatchRecord]):
         put_record(meta, known)
         return known
 
+    def time_of(self, txid: int) -> int:
+        """Return the timestamp of a batch; 0 if it has no record any more."""
+        record = self.get(txid)
+        return 0 if record is None else record.commit_time_us
+
     def trim(self, meta: Meta, least: int) -> None:
         """Forget the records before ``least``, which cannot be needed any more."""
         for txid in [t for t in self if t < least]:

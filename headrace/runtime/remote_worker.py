@@ -187,6 +187,14 @@ class RemoteStore:
             return self.durable
         return self.processed
 
+    def due(self, instant: int) -> bool:
+        """See ``Dataflow``."""
+        return bool(self.call(lambda number: AskClock(number, self.unit_id, "due", instant)))
+
+    def rows(self, instant: int) -> int:
+        """See ``Dataflow``."""
+        return self.call(lambda number: AskClock(number, self.unit_id, "rows", instant))
+
     def near(self, instant: int) -> int:
         """See ``Dataflow``."""
         return self.call(lambda number: AskClock(number, self.unit_id, "near", instant))

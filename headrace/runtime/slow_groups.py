@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 import structlog
 
@@ -135,7 +136,7 @@ class SlowGroups:
         self._state.lagging.groups.add(group)
         self._scores.pop(group, None)
         stay = self._stays[group] = policy.Stay.begin(self._stays.get(group), clock.monotonic())
-        facts = {"stays_s": stay.seconds, "slowest": slowest, "took_s": round(took_s, 3)}
+        facts: dict[str, Any] = {"stays_s": stay.seconds, "slowest": slowest, "took_s": round(took_s, 3)}
         for view in list(self._state.views.values()):
             if view.commit_group == group and view.live:
                 view.turn(CursorState.CATCHING_UP, "its commit group is slow", **facts)

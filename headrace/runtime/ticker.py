@@ -8,8 +8,12 @@ The timestamp is part of the batch's record, which is durable before the batch i
 replay repeats it exactly. It comes from the source's clock, as now() does in the source; the clock
 is never read while a batch is processed.
 
-A value of the calendar (``current_date``) changes in all rows at one timestamp.  The batch then has
-this timestamp, not that of the tick.  If several have passed, it has the last one.
+A value of the calendar (``current_date``) changes in all rows at one timestamp.  It changes in a
+batch of its own with this timestamp, also if a commit follows before the next tick.  If several
+have passed, the batch has the last one.
+
+If a timestamp changes more than other views should wait for, the views that it changes lag for it
+(``catching_up.py``): they take the same batch later, some at a time, and then lead again.
 
 After a long pause, time advances in steps: each batch changes at most ``_ROWS_MAX`` rows, unless
 more rows are due at a single timestamp.
@@ -17,7 +21,7 @@ more rows are due at a single timestamp.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 import structlog
@@ -25,6 +29,7 @@ import structlog
 from headrace import clock
 from headrace.collections.dataflow import Dataflow
 from headrace.errors import DefiniteFailure, OutOfReach
+from headrace.forwarder import policy
 from headrace.runtime.coverage import Passed
 from headrace.runtime.engine_state import EngineState
 from headrace.runtime.remote_worker import RemoteStore
@@ -46,10 +51,19 @@ _Question = Callable[[Dataflow | RemoteStore, int], int]
 class Ticker:
     """The clock of one engine; every method runs on its thread."""
 
-    def __init__(self, state: EngineState, pass_time: Callable[[int], None]) -> None:
-        """Take the function ``pass_time``, which makes a batch with only the given timestamp."""
+    def __init__(
+        self,
+        state: EngineState,
+        pass_time: Callable[[int], None],
+        lag: Callable[[Sequence[View]], None],
+    ) -> None:
+        """Create it.
+
+        ``pass_time`` makes a batch with only the given timestamp; ``lag``: ``CatchingUp.lag``.
+        """
         self._state = state
         self._pass_time = pass_time
+        self._lag = lag
         self._next = 0.0
         self._forced = False
         self._unreachable: set[int] = set()
@@ -64,7 +78,7 @@ class Ticker:
     @property
     def due(self) -> float:
         """Time of the next check, on the monotonic clock."""
-        return self._next if self._views() else float("inf")
+        return self._next if self._state.reads_clock and self._views() else float("inf")
 
     def tick(self) -> None:
         """Advance time to now, if a check is due and any row changes by then."""
@@ -76,39 +90,78 @@ class Ticker:
         assert row is not None, "the time is a row"
         now = int(row[0])
         self._unreachable.clear()
-        views = frozenset(view.id for view in self._views())
-        if self._sum(now, _near) > _ROWS_MAX:
+        views = {view.id for view in self._views()}
+        due = self._due(now)
+        if self._sum(due, now, _near) > _ROWS_MAX:
             # One step at a time: the engine does its other work in between.
-            self._pass_time(self._step(now))
+            self._take_step(due, now)
             self._next = 0.0
             return
-        if changed := max(self._ask(now, _changed, now), default=0):
-            self._pass_time(changed)
-        if self._forced or self._sum(now, _crossing):
+        due = self._change_calendars(due, now)
+        if self._forced or self._sum(due, now, _crossing):
             self._forced = False
-            self._pass_time(now)
-            self._passed_to(now, views)
-        else:
-            self._passed_to(now, views)
-
-    def _passed_to(self, now: int, views: frozenset[int]) -> None:
-        self.passed = Passed(now, self._state.taken.txid, views - self._unreachable)
+            self._advance(due, now)
+        # A view that lags since then has the time only once it leads again.
+        views &= {view.id for view in self._views()}
+        taken = self._state.taken.txid
+        self.passed = Passed(now, taken, frozenset(views - self._unreachable))
 
     def catch_up(self, instant: int) -> None:
         """Advance time until few rows are left to change at ``instant``, or the engine stops."""
-        while self._sum(instant, _near) > _ROWS_MAX and not self._state.stopping:
-            step = self._step(instant)
-            if step >= instant:
+        due = self._due(instant)
+        while self._sum(due, instant, _near) > _ROWS_MAX and not self._state.stopping:
+            if self._take_step(due, instant) >= instant:
                 return
-            self._pass_time(step)
+            due = self._due(instant)
+        due = self._change_calendars(due, instant)
+        if self._changes_much(due, instant):
+            self._advance(due, instant)
 
-    def _step(self, instant: int) -> int:
+    def _change_calendars(self, due: list[View], instant: int) -> list[View]:
+        """Advance time to the last change of the calendar before ``instant``.
+
+        ``due``: the views that are due at ``instant``; return those that still are.
+        """
+        changed = max(self._ask(due, instant, _changed, instant), default=0)
+        if not changed:
+            return due
+        self._advance(due, changed)
+        return self._due(instant)
+
+    def _take_step(self, due: Sequence[View], instant: int) -> int:
+        """Advance time by a step towards ``instant``; return the timestamp."""
+        step = self._step(due, instant)
+        # Views that lag take the rest in one step, so little may be left.
+        if self._sum(due, instant, _near) - self._sum(due, step, _near) <= _ROWS_MAX:
+            self._advance(due, step)
+        else:
+            self._pass_time(step)
+        return step
+
+    def _advance(self, due: Sequence[View], instant: int) -> None:
+        """Make a batch with a timestamp; if it changes much, the views that it changes lag.
+
+        ``due``: views that are due at ``instant`` or later.
+        """
+        changing = [v for v, due_now in self._each(due, instant, _due, 1) if due_now]
+        if self._changes_much(changing, instant):
+            self._lag(changing)
+        self._pass_time(instant)
+
+    def _changes_much(self, due: Sequence[View], instant: int) -> bool:
+        """Return whether other views should not wait until ``due`` have taken a timestamp."""
+        if policy.takes_together(len(due), 0):
+            rows = self._sum(due, instant, _rows)
+            return not policy.takes_together(len(due), rows)
+        return True
+
+    def _step(self, due: Sequence[View], instant: int) -> int:
         """Return a timestamp up to which some rows change, but few."""
-        known = [now for view in self._views() if (now := self._now(view))]
+        known = [now for now in self._ask(due, instant, _now, 0) if now]
         low, high = min(known, default=instant), instant
         while high - low > 1:
             middle = (low + high) // 2
-            near = self._sum(middle, _near)
+            near = self._sum(due, middle, _near)
             if near > _ROWS_MAX:
                 high = middle
                 continue
@@ -116,38 +169,48 @@ class Ticker:
             if near > _ROWS_MAX // 2:
                 break
         # If no row changes up to ``low``, many rows are due a microsecond later.
-        return low if self._sum(low, _near) else high
-
-    def _now(self, view: View) -> int:
-        try:
-            return self._flow(view).now or 0
-        except OutOfReach:
-            return 0
+        return low if self._sum(due, low, _near) else high
 
     def _views(self) -> list[View]:
         # Time passes for the views that lag as they read the log.
         return [view for view in self._state.index.clocked if view.leads]
 
-    def _flow(self, view: View) -> Dataflow | RemoteStore:
-        """Return the object that knows when rows of a view are due."""
-        if isinstance(view.store, RemoteStore):
-            return view.store
-        return view.flow(self._state.settings, self._state.evaluators)
+    def _due(self, instant: int) -> list[View]:
+        """Return the views in which rows may change at ``instant``."""
+        return [view for view, due in self._each(self._views(), instant, _due, 1) if due]
 
-    def _sum(self, instant: int, count: _Question) -> int:
-        return sum(self._ask(instant, count))
+    def _sum(self, views: Sequence[View], instant: int, count: _Question) -> int:
+        return sum(self._ask(views, instant, count))
 
-    def _ask(self, instant: int, question: _Question, failed: int = 1) -> Iterator[int]:
+    def _ask(
+        self, views: Sequence[View], instant: int, question: _Question, failed: int = 1
+    ) -> Iterator[int]:
+        """Yield the answers of ``views``; see ``_each``."""
+        for _, answer in self._each(views, instant, question, failed):
+            yield answer
+
+    def _each(
+        self, views: Sequence[View], instant: int, question: _Question, failed: int
+    ) -> Iterator[tuple[View, int]]:
         """Yield the answer of each view; ``failed`` for a view that fails: a batch stops it."""
-        for view in self._views():
+        state = self._state
+        for view in views:
             try:
-                yield question(self._flow(view), instant)
+                yield view, question(view.clocked(state.settings, state.evaluators), instant)
             except DefiniteFailure as error:
                 # The batch will meet the same error, and stop the view properly.
                 _log.warning("view cannot take the time", view=view.id, why=str(error))
-                yield failed
+                yield view, failed
             except OutOfReach:
                 self._unreachable.add(view.id)  # it is about to stop, and takes no part
+
+
+def _due(who: Dataflow | RemoteStore, instant: int) -> int:
+    return who.due(instant)
+
+
+def _rows(who: Dataflow | RemoteStore, instant: int) -> int:
+    return who.rows(instant)
 
 
 def _near(who: Dataflow | RemoteStore, instant: int) -> int:
@@ -160,3 +223,8 @@ def _changed(who: Dataflow | RemoteStore, instant: int) -> int:
 
 def _crossing(who: Dataflow | RemoteStore, instant: int) -> int:
     return who.crossing(instant)
+
+
+def _now(who: Dataflow | RemoteStore, instant: int) -> int:
+    del instant
+    return who.now or 0

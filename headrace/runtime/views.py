@@ -171,6 +171,10 @@ class Unit:
             self.dataflow = Dataflow(self.own, store, self.remote, self.start_lsn)
         return self.dataflow
 
+    def clocked(self, config: Settings, pool: Pool) -> Dataflow | RemoteStore:
+        """Return the object that knows when its rows are due."""
+        return self.store if isinstance(self.store, RemoteStore) else self.flow(config, pool)
+
     def restore(self, store: RocksStore | RemoteStore | None, mark: StateMark) -> None:
         """Set its state, with nothing in flight; None: the state is out of reach."""
         self.store = store
@@ -332,6 +336,8 @@ class View(Unit):
     doom: HeadraceError | None = None
     """Why the view must stop, until that is in the catalog."""
     _suspended: str | None = None
+    _quietly: bool = False
+    """Whether it has left without an event."""
     _left_at: float | None = None
     """When it left its commit group, on the monotonic clock; None: it has not, in this process."""
 
@@ -366,11 +372,13 @@ class View(Unit):
         self.target = target
         self._changed()
 
-    def turn(self, to: CursorState, reason: str = "", **facts: Any) -> None:
+    def turn(
+        self, to: CursorState, reason: str = "", *, quietly: bool = False, **facts: Any
+    ) -> None:
         """Set the state of its cursor; the caller updates the status in the catalog.
 
         One event is logged when the view leaves its commit group, with ``reason`` and ``facts``,
-        and one when it is back.
+        and one when it is back.  ``quietly``: both only for debugging, unless it turns again.
         """
         before, left_at, now = self._cursor, self._left_at, clock.monotonic()
         if before == to and (left_at is None) == (to == CursorState.LEADING):
@@ -383,12 +391,15 @@ class View(Unit):
             self._left_at = None
             if left_at is not None:
                 after_s = round(now - left_at, 3)
-                _log.info("view joined its commit group", view=self.id, after_s=after_s)
-        elif left_at is not None:
+                log = _log.debug if self._quietly else _log.info
+                log("view joined its commit group", view=self.id, after_s=after_s)
+        elif left_at is not None and not self._quietly:
             _log.debug("cursor of a view changed", **told)
         else:
-            self._left_at = now
-            if to in (CursorState.BLOCKED, CursorState.LOST):
+            self._left_at, self._quietly = left_at or now, quietly
+            if quietly:
+                _log.debug("view left its commit group", **told)
+            elif to in (CursorState.BLOCKED, CursorState.LOST):
                 _log.warning("view left its commit group", **told)
             else:
                 _log.info("view left its commit group", **told)

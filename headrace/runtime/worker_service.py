@@ -458,6 +458,10 @@ def _made(record: UnitRecord) -> Placed:
 
 def _clock(flow: Dataflow, word: AskClock) -> int:
     match word.what:
+        case "due":
+            return int(flow.due(word.instant))
+        case "rows":
+            return flow.rows(word.instant)
         case "near":
             return flow.near(word.instant)
         case "crossing":

@@ -221,3 +221,32 @@ def test_only_rows_whose_time_has_come_are_sent() -> None:
     sent = made.time_end(1)
     # Rows 2 and 3 have passed; rows up to TURN were before a bound that has moved past them.
     assert 0 < sum(b.num_rows for b in sent) <= 12
+
+
+@examples(150)
+@given(first=st.lists(rows, max_size=6), later=st.lists(rows, max_size=3), split=st.data())
+def test_it_is_known_until_when_no_row_changes(first, later, split) -> None:
+    """Of a bound that is the clock itself; of any other the next timestamp is asked again."""
+    specs = (*comparisons()[:1], *comparisons()[:1])
+    out = (*IN, Field("c0", BOOL), Field("c1", BOOL))
+    made = Temporal(plan.TemporalSpec("t", "in", specs, out), IN, None)
+    made.open(MemoryStore())
+    made.instant = INSTANTS[0]
+    made.insert_only = True
+    made.apply(0, batch([(row, 1) for row in first]))
+    made.insert_only = False
+    made.time_end(0)
+    made.instant = split.draw(st.sampled_from(INSTANTS))
+    made.apply(0, batch([(row, 1) for row in later]))
+    made.time_end(1)
+    now = made.now
+    assert now is not None
+    ends = [at for row in (*first, *later) if (at := after(row[0])) is not None and at < INFINITY]
+    for instant in (i for i in INSTANTS if i > now):
+        until = made.until(instant)
+        assert (until == instant) == (made.near(instant) > 0)
+        if until > instant:
+            some = [i for i in (*INSTANTS, until - 1) if instant <= i < until]
+            assert not any(map(made.near, some))
+        if until > instant and not any(end >= instant for end in ends):
+            assert until > instant + (1 << 37), "it is not asked again for days"

@@ -93,8 +93,40 @@ def test_read_ahead_takes_turns_and_stops_for_views_that_read_the_clock(has_room
     assert not goes_on[-1]
 
 
+@given(st.integers(0, 3_000), st.integers(0, 200_000), st.integers(0, 100), st.integers(0, 1_000))
+def test_more_views_or_rows_never_change_together_rather_than_fewer(views, rows, one, other):
+    assert policy.takes_together(1, 0)
+    assert not policy.takes_together(300, 0)
+    assert not policy.takes_together(1, 100_000)
+    fewer = policy.takes_together(views, rows)
+    assert fewer >= policy.takes_together(views + one, rows + other)
+
+
 # --- batches of the views that lag
 
+
+@given(st.integers(1, 3_000), st.floats(1e-5, 0.1), st.floats(0.0, 0.05))
+def test_a_part_has_as_many_views_as_fit_its_time(views, each_s, fixed_s):
+    """Whatever a view costs: the parts become neither too long nor needlessly many."""
+    left, size, took, sizes = views, policy.PartSize(), 0.0, []
+    while left:
+        part = min(left, size.views)
+        took = fixed_s + part * each_s
+        size = size.took(part, took)
+        sizes.append(part)
+        left -= part
+    assert sum(sizes) == views
+    assert all(after <= 2 * before for before, after in itertools.pairwise(sizes))
+    # The first part knows nothing of the views.
+    assert all(fixed_s + n * each_s <= 2 * policy._PART_S for n in sizes[1:] if n > 1)
+    assert len(sizes) <= 12 + 4 * views * each_s / policy._PART_S or fixed_s > policy._PART_S / 8
+
+
+def test_a_part_that_took_long_is_followed_by_a_smaller_one():
+    size = policy.PartSize()
+    assert size.took(size.views, 100 * policy._PART_S).views == 1
+    assert size.took(size.views, 0.0).views == 2 * size.views
+    assert size.took(1, 0.0) == size, "it was not full, so more would prove nothing"
 
 @given(st.lists(st.integers(0, 6 << 20), min_size=1, max_size=60), st.data())
 def test_a_coalesced_batch_is_as_large_as_its_bytes_allow(sizes, data):

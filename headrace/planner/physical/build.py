@@ -26,6 +26,7 @@ from headrace.planner.logical.estimates import Estimates, ExpectedSize, table_si
 from headrace.planner.logical.node_names import construct
 from headrace.planner.logical.repeats import named, scans_by_table
 from headrace.planner.logical.scalar import CLOCK, Call, Expr, Ref, trusted
+from headrace.planner.passes.calendar import is_calendar
 from headrace.planner.physical import explain, extraction
 from headrace.planner.physical.columns import field_of, key_column, place, schema, source_column
 from headrace.planner.physical.expressions import Expressions
@@ -541,6 +542,7 @@ class PhysicalBuilder:
                 x.ordered,
                 x.ranged,
                 x.slack,
+                is_calendar(x.bound),
             )
             for x in node.tests
         )
