@@ -168,7 +168,10 @@ RUNTIME: dict[str, set[str]] = {
         "threads",
     },
     ".slow_groups": {".engine_state", "threads", "records"},
-    ".coalesced_batch": {".cursor", ".watch", ".worker_handles", "threads", "records"},
+    ".coalesced_batch": {
+        *(".cursor", ".engine_state", ".watch", ".worker_handles"),
+        *("threads", "records"),
+    },
     ".cursors": {".cursor", ".engine_state", ".log_cursor", ".source_cursor", ".watch", "records"},
     ".log_cursor": {".cursor", ".watch", "records"},
     ".source_cursor": {".copied_stream", ".cursor", ".engine_state", ".watch", "records"},

@@ -88,7 +88,7 @@ class Calendar(base.Collection):
         return None if shown is None else shown[0]
 
     def until(self, instant: int) -> int:
-        """Return how long no value changes from ``instant`` on; ``instant`` if one has changed."""
+        """Return until when no value changes, from ``instant`` on; itself if one has."""
         shown = self._shown()
         if shown is None or instant <= shown[0]:
             return instant + 1

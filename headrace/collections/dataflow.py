@@ -120,7 +120,7 @@ class Dataflow:
         return max((made.changed(instant) for made in calendars), default=0)
 
     def due(self, instant: int) -> bool:
-        """Return whether a batch without rows may change anything at ``instant``; cheap if not."""
+        """Return whether ``instant`` alone may change anything; cheap if not."""
         if self._still[0] <= instant < self._still[1]:
             return False
         until = min((made.until(instant) for made in self._clocks), default=instant)
@@ -129,7 +129,7 @@ class Dataflow:
         return until <= instant
 
     def rows(self, instant: int) -> int:
-        """Return how many rows of what reads the clock ``instant`` may change; many are not counted."""
+        """Return how many rows ``instant`` may change, of many only some (``Calendar.rows``)."""
         return sum(made.rows(instant) for made in self._clocks)
 
     def near(self, instant: int) -> int:

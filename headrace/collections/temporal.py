@@ -125,7 +125,7 @@ class Temporal(base.Collection):
         return out
 
     def until(self, instant: int) -> int:
-        """Return how long no row changes from ``instant`` on; ``instant`` if one may have changed."""
+        """Return until when no row changes, from ``instant`` on; itself if one may have."""
         now = self.now
         if now is None or instant <= now:
             return instant + 1

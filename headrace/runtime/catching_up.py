@@ -34,7 +34,6 @@ Views on other workers lag likewise: their batches go over an exchange of their 
 
 from __future__ import annotations
 
-import contextlib
 import math
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -52,7 +51,7 @@ from headrace.errors import ContinuityLost, HeadraceError, Interrupted, Transien
 from headrace.forwarder import policy
 from headrace.runtime.batches import Outcome
 from headrace.runtime.change_capture import ChangeCapture
-from headrace.runtime.coalesced_batch import CoalescedBatch, Result
+from headrace.runtime.coalesced_batch import CoalescedBatch, Result, calendar_end, part_of
 from headrace.runtime.columns import types_of
 from headrace.runtime.commits import Commits
 from headrace.runtime.cursor import OnEngine
@@ -146,7 +145,7 @@ class CatchingUp:
         self._retry_at = 0.0
         self._meeting = policy.Meeting()
         self._passed = policy.PassingTimes()
-        self._slow: Final = SlowGroups(state, self._connect)
+        self.slow: Final = SlowGroups(state, self._connect)
         self.at_work: Final = self._processor.at_work
         """See ``Processor.at_work``; for any thread."""
         self.works: Final = self._processor.works
@@ -177,7 +176,7 @@ class CatchingUp:
             return math.inf
         now = clock.monotonic()
         retry = [self._retry_at] if self._retry_at > now else []
-        return min(self._slow.due, self._cursors.due, *retry)
+        return min(self.slow.due, self._cursors.due, *retry)
 
     def meeting_s(self) -> float:
         """Return for how many seconds at most new batches should wait."""
@@ -278,7 +277,8 @@ class CatchingUp:
         self._waiting = waiting = _by_target(targets, going, readable)
         target_s, at = self._turns.next(waiting)
         there = [u for u in going if u.processed == at and targets[u.id] == target_s]
-        taking = self._part([unit for unit in there if isinstance(unit, View)])
+        whole = state.lagging.groups
+        taking = part_of([u for u in there if isinstance(u, View)], self._size.views, whole)
         now = [*taking, *(unit for unit in there if not isinstance(unit, View))]
         needed_now = {s.id for s in (*state.needed(now), *now)}
         needed = [s for s in shared if s.id in needed_now]
@@ -305,22 +305,6 @@ class CatchingUp:
             target_s,
             clock.monotonic(),
         )
-
-    def _part(self, views: Sequence[View]) -> list[View]:
-        """Return as many of ``views`` as go on together, with all of their commit groups.
-
-        Those of the unnamed group may be divided: they change together again once they lead.
-        """
-        out: list[View] = []
-        whole: set[str] = set()
-        for view in views:
-            group = view.commit_group
-            if len(out) >= self._size.views and group not in whole:
-                continue
-            out.append(view)
-            if group or group in self._state.lagging.groups:
-                whole.add(group)
-        return out
 
     def _attempt(self, txid: int) -> int:
         """Return the number of earlier attempts at a batch."""
@@ -404,26 +388,8 @@ class CatchingUp:
         for view in views:
             known = view.processed if view.progress is None else view.progress.txid
             last = min([last, *(at for at in (known, view.processed) if at >= first)])
-        last = self._calendar_end(views, first, last)
+        last = calendar_end(state, views, first, last)
         return min([last, *(max(shared.processed, first) for shared in needed)])
-
-    def _calendar_end(self, views: Iterable[View], first: int, last: int) -> int:
-        """Return the last txid of a coalesced batch up to ``last`` (Invariant 5)."""
-        state = self._state
-        for view in views:
-            if not view.temporal or last == first:
-                continue
-            with contextlib.suppress(HeadraceError):  # the batch meets the same error
-                clocked, low = view.clocked(state.settings, state.evaluators), first
-                if not clocked.changed(state.records.time_of(last)):
-                    continue
-                while low < last:
-                    middle = (low + last) // 2
-                    if clocked.changed(state.records.time_of(middle)):
-                        last = middle
-                    else:
-                        low = middle + 1
-        return last
 
     def take(self) -> None:
         """Handle finished work.
@@ -465,7 +431,7 @@ class CatchingUp:
             self._lateness.processed(outcome, worked_s / len(done), coalesced.views)
             if worked_s >= self._state.settings.slow_batch_ms / 1000:
                 # A group whose coalesced batch was slow stays longer.
-                self._slow.prolong(v for v in coalesced.views if v.id in outcome.touched)
+                self.slow.prolong(v for v in coalesced.views if v.id in outcome.touched)
             job = self._intake.finished(
                 outcome, coalesced.views, coalesced.needed, batch.end_lsn, batch.transactions
             )
@@ -533,7 +499,7 @@ class CatchingUp:
         self._job.rewind()
         self._cursors.rewind()
         self._errors, self._retry_at, self._connected = 0, 0.0, False
-        self._slow.check_room()
+        self.slow.check_room()
         for view in list(state.views.values()):
             if not view.live:
                 continue
@@ -578,7 +544,7 @@ class CatchingUp:
         state = self._state
         if self.busy:
             return
-        self._slow.end(clock.monotonic())
+        self.slow.end(clock.monotonic())
         for view in self._to_catch_up():
             if state.has_all([view]):
                 view.turn(CursorState.LEADING)
@@ -591,29 +557,12 @@ class CatchingUp:
         ``worked_s``: processing time of the batch.
         """
         writes, self._commits.writes = self._commits.writes, {}
-        self._slow.classify(outcome, worked_s, writes)
-
-    def lag(self, views: Collection[View]) -> None:
-        """Let views lag from the next batch on, if they can: it changes more than others wait for.
-
-        With each goes its commit group, if that has a name.  REQUIRES: they lead.
-        """
-        state = self._state
-        if not state.retained.appending or not state.suspects.quiet or not self._connect():
-            return
-        named = {view.commit_group for view in views} - {""}
-        groups = [v for v in state.views.values() if v.commit_group in named and v.leads]
-        leaving = {view.id: view for view in (*views, *groups)}
-        if any(unit.store is None for v in leaving.values() for unit in state.units_of(v)):
-            return
-        for view in leaving.values():
-            view.turn(CursorState.CATCHING_UP, "time changes many views", quietly=True)
-        _log.info("views left their commit groups for a change of the time", views=len(leaving))
+        self.slow.classify(outcome, worked_s, writes)
 
     def dissolve(self) -> None:
         """Let slow groups lead that cannot lag any more; see ``SlowGroups``."""
         if self._future is None:
-            self._slow.dissolve()
+            self.slow.dissolve()
 
 
 def _by_target(

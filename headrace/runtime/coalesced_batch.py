@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -12,6 +13,7 @@ from headrace.forwarder.batcher import Batch
 from headrace.runtime.batches import Outcome, Processor
 from headrace.runtime.columns import Types
 from headrace.runtime.cursor import Cursor
+from headrace.runtime.engine_state import EngineState
 from headrace.runtime.shared import Shared
 from headrace.runtime.views import Unit, View
 from headrace.runtime.watch import TableFacts
@@ -21,6 +23,45 @@ _TURN_S: Final = 0.05
 """Time after which a turn begins no further step; commands wait for its end."""
 
 Result = tuple[Outcome, Batch]
+
+
+def part_of(views: Iterable[View], size: int, whole: Collection[str]) -> list[View]:
+    """Return the first ``size`` of ``views``, and all of their commit groups.
+
+    The unnamed group is divided unless it is in ``whole``: its views change together again once
+    they lead.
+    """
+    out: list[View] = []
+    begun: set[str] = set()
+    for view in views:
+        group = view.commit_group
+        if len(out) >= size and group not in begun:
+            continue
+        out.append(view)
+        if group or group in whole:
+            begun.add(group)
+    return out
+
+
+def calendar_end(state: EngineState, views: Iterable[View], first: int, last: int) -> int:
+    """Return the last txid up to ``last`` with which a batch from ``first`` on may end.
+
+    It is the first one in which a value of the calendar changes, if there is any.
+    """
+    for view in views:
+        if not view.temporal or last == first:
+            continue
+        with contextlib.suppress(HeadraceError):  # the batch meets the same error
+            clocked, low = view.clocked(state.settings, state.evaluators), first
+            if not clocked.changed(state.records.time_of(last)):
+                continue
+            while low < last:
+                middle = (low + last) // 2
+                if clocked.changed(state.records.time_of(middle)):
+                    last = middle
+                else:
+                    low = middle + 1
+    return last
 
 
 @dataclass(frozen=True, slots=True)

@@ -146,7 +146,7 @@ class Engine:
         self._healing: Final = Retries(state, self.leaving, go_on)
         self._returning: Final = Reconnects(state, loading, self.leaving, go_on, self.hosts.lose)
         self._ahead: Final = ReadAhead(state, self._intake.record)
-        self._ticker: Final = Ticker(state, self._intake.pass_time, self._catching_up.lag)
+        self._ticker: Final = Ticker(state, self._intake.pass_time, self._catching_up.slow.lag)
         self._recovery: Final = Recovery(
             state, self.durability, self.sharing, loading, self.leaving
         )

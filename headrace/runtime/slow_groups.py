@@ -1,16 +1,19 @@
-"""Slow commit groups: they lag on purpose, so that they do not delay the other groups.
+"""Views that lag on purpose, so that they do not delay the others.
+
+If a single timestamp changes many views, these lag for it (``ticker.py``), and then lead again.
+So do slow commit groups.
 
 A group is slow if it takes most of the time of batches, and more than ``slow_batch_ms`` each,
 whether it computes here or on another worker.  It lags for a while at least, and leads again once
-it is fast.  Groups with views that read the clock do not lag on purpose, because time passes for
-them without batches.
+it is fast.  Groups with views that read the clock do not lag for this reason, because time
+passes for them without batches.
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 import structlog
@@ -37,6 +40,23 @@ class SlowGroups:
         self._stays: dict[str, policy.Stay] = {}
         """How long slow groups lag, by group."""
         self._refused_until = 0.0
+
+    def lag(self, views: Collection[View]) -> None:
+        """Let views lag from the next batch on, which changes many of them, if they can.
+
+        The views of a commit group with a name lag together.  REQUIRES: they lead.
+        """
+        state = self._state
+        if not (state.retained.appending and state.suspects.quiet and self._connect()):
+            return
+        named = {view.commit_group for view in views} - {""}
+        groups = [v for v in state.views.values() if v.commit_group in named and v.leads]
+        leaving = {view.id: view for view in (*views, *groups)}
+        if any(unit.store is None for v in leaving.values() for unit in state.units_of(v)):
+            return
+        for view in leaving.values():
+            view.turn(CursorState.CATCHING_UP, "time changes many views", quietly=True)
+        _log.info("views left their commit groups for a change of the time", views=len(leaving))
 
     @property
     def due(self) -> float:
@@ -136,7 +156,11 @@ class SlowGroups:
         self._state.lagging.groups.add(group)
         self._scores.pop(group, None)
         stay = self._stays[group] = policy.Stay.begin(self._stays.get(group), clock.monotonic())
-        facts: dict[str, Any] = {"stays_s": stay.seconds, "slowest": slowest, "took_s": round(took_s, 3)}
+        facts: dict[str, Any] = {
+            "stays_s": stay.seconds,
+            "slowest": slowest,
+            "took_s": round(took_s, 3),
+        }
         for view in list(self._state.views.values()):
             if view.commit_group == group and view.live:
                 view.turn(CursorState.CATCHING_UP, "its commit group is slow", **facts)

@@ -59,7 +59,7 @@ class Ticker:
     ) -> None:
         """Create it.
 
-        ``pass_time`` makes a batch with only the given timestamp; ``lag``: ``CatchingUp.lag``.
+        ``pass_time`` makes a batch with only the given timestamp; ``lag``: ``SlowGroups.lag``.
         """
         self._state = state
         self._pass_time = pass_time

@@ -391,8 +391,10 @@ class View(Unit):
             self._left_at = None
             if left_at is not None:
                 after_s = round(now - left_at, 3)
-                log = _log.debug if self._quietly else _log.info
-                log("view joined its commit group", view=self.id, after_s=after_s)
+                if self._quietly:
+                    _log.debug("view joined its commit group", view=self.id, after_s=after_s)
+                else:
+                    _log.info("view joined its commit group", view=self.id, after_s=after_s)
         elif left_at is not None and not self._quietly:
             _log.debug("cursor of a view changed", **told)
         else:

@@ -107,7 +107,7 @@ def test_more_views_or_rows_never_change_together_rather_than_fewer(views, rows,
 
 @given(st.integers(1, 3_000), st.floats(1e-5, 0.1), st.floats(0.0, 0.05))
 def test_a_part_has_as_many_views_as_fit_its_time(views, each_s, fixed_s):
-    """Whatever a view costs: the parts become neither too long nor needlessly many."""
+    """The parts become neither too long nor needlessly many."""
     left, size, took, sizes = views, policy.PartSize(), 0.0, []
     while left:
         part = min(left, size.views)
@@ -127,6 +127,7 @@ def test_a_part_that_took_long_is_followed_by_a_smaller_one():
     assert size.took(size.views, 100 * policy._PART_S).views == 1
     assert size.took(size.views, 0.0).views == 2 * size.views
     assert size.took(1, 0.0) == size, "it was not full, so more would prove nothing"
+
 
 @given(st.lists(st.integers(0, 6 << 20), min_size=1, max_size=60), st.data())
 def test_a_coalesced_batch_is_as_large_as_its_bytes_allow(sizes, data):

@@ -1,4 +1,4 @@
-"""Many views that change at one time: they lag for it, some at a time, and others go on."""
+"""Many views that change at one time lag for it, some at a time, and the others go on."""
 
 from __future__ import annotations
 

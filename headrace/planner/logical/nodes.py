@@ -389,6 +389,7 @@ class TimeTest:
     ordered: bool
     ranged: bool
     slack: int | None
+    calendar: bool
 
 
 @dataclass(frozen=True, slots=True)

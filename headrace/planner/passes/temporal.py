@@ -331,7 +331,9 @@ class _Extraction:
         slack = _slack(clock) if ordered else None
         if slack is not None and row.oid == t.DATE:
             slack = -(-slack // _DAY)
-        return lg.TimeTest(column, expr, row, clock, shift, ordered, ranged, slack)
+        return lg.TimeTest(
+            column, expr, row, clock, shift, ordered, ranged, slack, calendar.is_calendar(clock)
+        )
 
     def _equated(self, expr: Call, row: Expr, clock: Expr) -> bool:
         """Return whether only rows equal to one of two values of the clock can change."""

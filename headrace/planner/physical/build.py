@@ -25,8 +25,7 @@ from headrace.planner.logical import nodes as lg
 from headrace.planner.logical.estimates import Estimates, ExpectedSize, table_size
 from headrace.planner.logical.node_names import construct
 from headrace.planner.logical.repeats import named, scans_by_table
-from headrace.planner.logical.scalar import CLOCK, Call, Expr, Ref, trusted
-from headrace.planner.passes.calendar import is_calendar
+from headrace.planner.logical.scalar import Call, Expr, Ref, trusted
 from headrace.planner.physical import explain, extraction
 from headrace.planner.physical.columns import field_of, key_column, place, schema, source_column
 from headrace.planner.physical.expressions import Expressions
@@ -531,18 +530,17 @@ class PhysicalBuilder:
     def _temporal(self, node: lg.TemporalNode) -> _Chain:
         chain = self._chain(node.input)
         below = self._close(chain)
-        now = lg.Col(CLOCK.id, "now()", CLOCK.oid)
         tests = tuple(
             p.TimeTestSpec(
-                self._expressions.over(x.test, (*chain.columns, now)),
+                self._expressions.over(x.test, (*chain.columns, self._expressions.clock)),
                 self._expressions.over(x.key, chain.columns),
-                self._expressions.over(x.bound, (now,)),
+                self._expressions.over(x.bound, (self._expressions.clock,)),
                 x.key.oid,
                 x.shift,
                 x.ordered,
                 x.ranged,
                 x.slack,
-                is_calendar(x.bound),
+                x.calendar,
             )
             for x in node.tests
         )
@@ -555,8 +553,9 @@ class PhysicalBuilder:
     def _calendar(self, node: lg.CalendarNode) -> _Chain:
         chain = self._chain(node.input)
         below = self._close(chain)
-        now = lg.Col(CLOCK.id, "now()", CLOCK.oid)
-        values = tuple(self._expressions.over(e, (now,)) for _, e in node.values)
+        values = tuple(
+            self._expressions.over(e, (self._expressions.clock,)) for _, e in node.values
+        )
         node_id = self._said("calendar", node)
         columns = (*chain.columns, *(c for c, _ in node.values))
         self._nodes.append(p.CalendarSpec(node_id, below, values, schema(columns)))

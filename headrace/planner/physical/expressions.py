@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from headrace.expressions import ir
 from headrace.planner.logical import nodes as lg
-from headrace.planner.logical.scalar import Call, Const, Expr, Ref, native, trusted
+from headrace.planner.logical.scalar import CLOCK, Call, Const, Expr, Ref, native, trusted
 from headrace.planner.physical.columns import column, place
 from headrace.planner.scalars.context import RECORDS, QueryContext
 
@@ -16,6 +16,8 @@ class Expressions:
         self._context = context
         self.remotes: list[Expr] = []
         """Every expression that Postgres will evaluate."""
+        self.clock = lg.Col(CLOCK.id, "now()", CLOCK.oid)
+        """``CLOCK`` as a column."""
 
     def over(self, expr: Expr, columns: tuple[lg.Col, ...]) -> ir.Expr:
         """Compile ``expr`` over rows of ``columns``: for kernels, or for Postgres as a whole."""
