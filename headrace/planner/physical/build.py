@@ -534,7 +534,7 @@ class PhysicalBuilder:
             p.TimeTestSpec(
                 self._expressions.over(x.test, (*chain.columns, self._expressions.clock)),
                 self._expressions.over(x.key, chain.columns),
-                self._expressions.over(x.bound, (self._expressions.clock,)),
+                self._expressions.of_clock(x.bound),
                 x.key.oid,
                 x.shift,
                 x.ordered,
@@ -553,9 +553,7 @@ class PhysicalBuilder:
     def _calendar(self, node: lg.CalendarNode) -> _Chain:
         chain = self._chain(node.input)
         below = self._close(chain)
-        values = tuple(
-            self._expressions.over(e, (self._expressions.clock,)) for _, e in node.values
-        )
+        values = tuple(self._expressions.of_clock(e) for _, e in node.values)
         node_id = self._said("calendar", node)
         columns = (*chain.columns, *(c for c, _ in node.values))
         self._nodes.append(p.CalendarSpec(node_id, below, values, schema(columns)))

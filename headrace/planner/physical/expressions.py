@@ -19,6 +19,10 @@ class Expressions:
         self.clock = lg.Col(CLOCK.id, "now()", CLOCK.oid)
         """``CLOCK`` as a column."""
 
+    def of_clock(self, expr: Expr) -> ir.Expr:
+        """Compile an expression over the clock alone."""
+        return self.over(expr, (self.clock,))
+
     def over(self, expr: Expr, columns: tuple[lg.Col, ...]) -> ir.Expr:
         """Compile ``expr`` over rows of ``columns``: for kernels, or for Postgres as a whole."""
         places = {c.id: i for i, c in enumerate(columns)}
