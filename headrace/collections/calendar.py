@@ -67,6 +67,8 @@ class Calendar(base.Collection):
         self._types = [arrow_type(f.oid) for f in node.schema[len(in_schema) :]]
         self._values = CalendarValues(node.values, remote)
         self._held = base.Diffed(in_schema)
+        self._output: tuple[int, Values] | None = None
+        """Timestamp and values of the output, once they were read."""
         self._rows: IndexState
         self._clock: ListedMap
 
@@ -74,6 +76,7 @@ class Calendar(base.Collection):
         """See ``Collection``."""
         self._rows = store.index(self.id)
         self._clock = ListedMap(store.map(f"{self.id}.clock"))
+        self._output = None
 
     def describe(self) -> str:
         """See ``Collection``."""
@@ -114,6 +117,8 @@ class Calendar(base.Collection):
 
     def _shown(self) -> tuple[int, Values] | None:
         """Return the timestamp and the values of the output."""
+        if self._output is not None:
+            return self._output
         [stored] = self._clock.get_many([_NOW])
         if stored is None:
             return None
@@ -123,7 +128,8 @@ class Calendar(base.Collection):
             at += _LENGTH.size
             values.append(stored[at : at + length])
             at += length
-        return int(_INSTANT.unpack_from(stored)[0]), tuple(values)
+        self._output = int(_INSTANT.unpack_from(stored)[0]), tuple(values)
+        return self._output
 
     def _values_at(self, instant: int) -> CalendarRun:
         return calendar_run(self._values, instant)
@@ -148,6 +154,7 @@ class Calendar(base.Collection):
                 out = self._all_again(shown[1], run.values)
             stored = b"".join(_LENGTH.pack(len(v)) + v for v in run.values)
             self._clock.put_many([_NOW], [_INSTANT.pack(now) + stored])
+            self._output = now, run.values
         for batch in self._held.take():
             out += self._enter(batch, run.values)
         return out

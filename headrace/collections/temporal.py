@@ -82,6 +82,8 @@ class Temporal(base.Collection):
         self._held = base.Diffed(in_schema)
         self._first: list[int] | None = None
         """``_limits`` during population."""
+        self._stored: bytes | None = None
+        """The timestamp of the output and ``_limits``, as stored, once they were read."""
         self._rows: ListedIndex
         self._pages: ListedIndex
         self._clock: ListedMap
@@ -91,6 +93,7 @@ class Temporal(base.Collection):
         self._rows = ListedIndex(store.index(self.id))
         self._pages = ListedIndex(store.index(f"{self.id}.pages"))
         self._clock = ListedMap(store.map(f"{self.id}.clock"))
+        self._stored = None
 
     def describe(self) -> str:
         """See ``Collection``."""
@@ -99,12 +102,17 @@ class Temporal(base.Collection):
     @property
     def now(self) -> int | None:
         """The timestamp of its output; None before the first txid."""
-        [value] = self._clock.get_many([_NOW])
+        value = self._known()
         return None if value is None else int(_INSTANT.unpack_from(value)[0])
+
+    def _known(self) -> bytes | None:
+        if self._stored is None:
+            [self._stored] = self._clock.get_many([_NOW])
+        return self._stored
 
     def _limits(self) -> list[int]:
         """Return per test the least position of rows that are kept."""
-        [value] = self._clock.get_many([_NOW])
+        value = self._known()
         if value is None:
             return self._passed(self.instant, [0] * len(self._tests))
         kept = [at for (at,) in _LIMIT.iter_unpack(value[_INSTANT.size :])]
@@ -212,8 +220,8 @@ class Temporal(base.Collection):
         for number, (old, new) in enumerate(zip(before, limits, strict=True)):
             if 0 < old < new:
                 self._forget(number, old, new)
-        stored = b"".join(map(_LIMIT.pack, limits))
-        self._clock.put_many([_NOW], [_INSTANT.pack(now) + stored])
+        self._stored = _INSTANT.pack(now) + b"".join(map(_LIMIT.pack, limits))
+        self._clock.put_many([_NOW], [self._stored])
         return limits
 
     def _forget(self, number: int, first: int, end: int) -> None:
