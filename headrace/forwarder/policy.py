@@ -35,12 +35,8 @@ _FEWER: Final = 8
 """Factor by which a coalesced batch that exceeded a limit shrinks."""
 _COALESCED_S: Final = 0.5
 """Longest time that a coalesced batch should take."""
-_PART_S: Final = 0.25
-"""Time for which a coalesced batch has views."""
 _PART_VIEWS: Final = 16
-"""Maximum number of views in the first one ..."""
-_PART_VIEWS_MAX: Final = 10_000
-"""... and in any."""
+"""Number of views in a coalesced batch before it is known how long they take."""
 _VIEW_ROWS: Final = 125
 """Number of rows whose change takes as long as the part of one more view in a batch."""
 _TIME_ROWS_MAX: Final = 2_500
@@ -180,12 +176,14 @@ def last_coalesced(
 class CoalescedSize:
     """The number of txids in a coalesced batch of one view, so that it takes half a second.
 
+    Or of the views in one, each of which then takes its turn.
+
     Commands wait for the end of a batch, and a slow group is as late as its batches take.  But if a
     batch takes long however few txids it has, as for a window over one large partition, it has so
     many that they take half of its time: otherwise the view would never catch up.
     """
 
-    txids: int = COALESCED_TXIDS
+    count: int = COALESCED_TXIDS
     fixed_s: float = 0.0
     """Estimated seconds of a batch, besides ``each_s`` for each txid."""
     each_s: float = 0.0
@@ -207,7 +205,7 @@ class CoalescedSize:
         else:
             each_s, fixed_s = seconds / txids, 0.0
         time_s = max(_COALESCED_S - fixed_s, fixed_s)
-        most = min(2 * self.txids, COALESCED_TXIDS)
+        most = min(2 * self.count, COALESCED_TXIDS)
         wanted = most if time_s >= most * each_s else max(int(time_s / each_s), 1)
         return CoalescedSize(wanted, fixed_s, each_s, sums)
 
@@ -216,21 +214,9 @@ class CoalescedSize:
         return CoalescedSize(max(txids // _FEWER, 1))
 
 
-@dataclass(frozen=True, slots=True)
-class PartSize:
-    """The number of views in a coalesced batch; a commit group with a name is not divided.
-
-    Commands wait for the end of a batch, and so do the views in it.
-    """
-
-    views: int = _PART_VIEWS
-
-    def took(self, views: int, seconds: float) -> PartSize:
-        """Return the size after a batch of ``views`` took ``seconds``; it at most doubles."""
-        most = 2 * self.views
-        if views * _PART_S >= seconds * most:
-            return PartSize(min(most, _PART_VIEWS_MAX) if views >= self.views else self.views)
-        return PartSize(max(int(views * _PART_S / seconds), 1))
+def first_part() -> CoalescedSize:
+    """Return the number of views that take part in the first of several coalesced batches."""
+    return CoalescedSize(_PART_VIEWS)
 
 
 def slow_group(seconds: Mapping[str, float], limit_s: float) -> str | None:

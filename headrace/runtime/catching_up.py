@@ -137,7 +137,7 @@ class CatchingUp:
         """The batch that is processed or written."""
         self._future: Future[list[Result]] | None = None
         self._turns = policy.FairShares()
-        self._size = policy.PartSize()
+        self._size = policy.first_part()
         self._waiting: Collection[float] = ()
         """The latency targets of the views that had work when the last turn was given."""
         self._errors = 0
@@ -236,7 +236,7 @@ class CatchingUp:
         views = state.lagging_views
         if not views:
             self._cursors.reach([], 0)
-            self._size = policy.PartSize()
+            self._size = policy.first_part()
         if self.busy or not views or clock.monotonic() < self._retry_at:
             return
         if lagging.awaited:
@@ -278,7 +278,7 @@ class CatchingUp:
         target_s, at = self._turns.next(waiting)
         there = [u for u in going if u.processed == at and targets[u.id] == target_s]
         whole = state.lagging.groups
-        taking = part_of([u for u in there if isinstance(u, View)], self._size.views, whole)
+        taking = part_of([u for u in there if isinstance(u, View)], self._size.count, whole)
         now = [*taking, *(unit for unit in there if not isinstance(unit, View))]
         needed_now = {s.id for s in (*state.needed(now), *now)}
         needed = [s for s in shared if s.id in needed_now]
@@ -286,7 +286,7 @@ class CatchingUp:
         end = self._last(taking, needed, at + 1, stop)
         units = [*taking, *(s for s in needed if s.processed == at)]
         placed = [unit for unit in units if unit.placed]
-        size = min(unit.coalesced.txids for unit in units)
+        size = min(unit.coalesced.count for unit in units)
         last = self._cursors.bounded(at, end, size, remote=bool(placed))
         ends: Sequence[int] = [last]
         if not taking and not placed and state.suspects.quiet and self._cursors.logged(at):

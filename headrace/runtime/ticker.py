@@ -78,7 +78,8 @@ class Ticker:
     @property
     def due(self) -> float:
         """Time of the next check, on the monotonic clock."""
-        return self._next if self._state.reads_clock and self._views() else float("inf")
+        ticks = any(view.leads for view in self._state.index.clocked)
+        return self._next if ticks else float("inf")
 
     def tick(self) -> None:
         """Advance time to now, if a check is due and any row changes by then."""

@@ -10,7 +10,8 @@ import psycopg
 import pytest
 
 from headrace.forwarder import policy
-from headrace.runtime.coalesced_batch import CoalescedBatch
+from headrace.runtime import catching_up
+from headrace.runtime.coalesced_batch import CoalescedBatch, part_of
 from headrace.runtime.intake_log import IntakeLog
 from headrace.sql.status import CursorState
 from tests.compared import differs, multiset
@@ -42,8 +43,7 @@ class Parts:
 def parts(monkeypatch) -> Parts:
     """Let views lag for any change of the time, ``SIZE`` in a batch."""
     monkeypatch.setattr(policy, "_TIME_ROWS_MAX", 0)
-    monkeypatch.setattr(policy.PartSize, "took", lambda size, *_: size)
-    monkeypatch.setattr(policy, "PartSize", partial(policy.PartSize, SIZE))
+    monkeypatch.setattr(catching_up, "part_of", lambda views, _, whole: part_of(views, SIZE, whole))
     found, run = Parts(), CoalescedBatch.run
 
     def held(batch: CoalescedBatch, *more):
