@@ -184,7 +184,10 @@ class CatchingUp:
         self._passed = self._passed.noted(self._commits.passed, now)
         lacks = lacks_s = math.inf
         if views := self._to_catch_up():
-            has = max(map(state.least, views))
+            has = -1
+            for view in views:  # of many views, few are ahead of those before them
+                if view.processed > has:
+                    has = max(has, state.least(view))
             lacks, lacks_s = state.taken.txid - has, now - self._passed.since(has, now)
         self._meeting, meeting_s = self._meeting.at(
             now, lacks, lacks_s, state.pipeline.inflight_max
@@ -546,7 +549,7 @@ class CatchingUp:
             return
         self.slow.end(clock.monotonic())
         for view in self._to_catch_up():
-            if state.has_all([view]):
+            if view.processed == state.taken.txid and state.has_all([view]):
                 view.turn(CursorState.LEADING)
                 self._meeting = self._meeting.met()
                 self._poke()  # a caller may wait for that

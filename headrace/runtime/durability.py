@@ -174,8 +174,10 @@ class Durability:
         marks = [(unit, unit.durable) for unit in state.index.owned(left_out)]
         behind = state.index.behind(state.position.txid)
         marks += [(unit, unit.mark) for unit in behind if unit.id not in left_out]
-        for unit, mark in marks:
-            if unit.staged:
+        # Many units may have one mark.
+        distinct = {(unit.staged, mark.txid, mark.lsn): mark for unit, mark in marks}
+        for (staged, *_), mark in distinct.items():
+            if staged:
                 lsns.append(state.needs(Position(mark.txid, mark.lsn)))
             elif mark.txid < state.position.txid:
                 lsns.append(state.needs(mark))

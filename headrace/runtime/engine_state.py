@@ -211,7 +211,8 @@ class EngineState:
     def lagging_views(self) -> list[View]:
         """Live views with states that lag."""
         views = self.index.catching_up
-        return [view for view in views if view.live and view.store is not None]
+        # Each of them runs (``CursorState.status``), so it is live unless it is suspended.
+        return [view for view in views if view.suspended is None and view.store is not None]
 
     def units_of(self, view: View) -> list[Unit]:
         """Return a view, and the shared subplans that it needs."""
