@@ -22,7 +22,7 @@ from headrace.expressions.ir import Column
 from headrace.expressions.remote import RemoteEvaluator
 from headrace.kernels import packed, rows
 from headrace.state.contract import StateStore
-from headrace.types import DATE, TIMESTAMPTZ, Field, Schema, arrow_schema
+from headrace.types import DATE, TIMESTAMPTZ, Field, Schema, arrow_schema, arrow_type
 
 _CLOCK: Final = Field("now()", TIMESTAMPTZ)
 _NOW_ALONE: Final = Column(0, TIMESTAMPTZ)
@@ -122,7 +122,7 @@ class Temporal(base.Collection):
         """Return ``_limits`` at ``instant``; they never decrease."""
         if all(test.slack is None for test in self._tests):
             return before
-        bounds = self._bounds.run([pa.array([instant], pa.int64())], 1)
+        bounds = self._bounds_at(instant)
         out = list(before)
         for number, (test, bound) in enumerate(zip(self._tests, bounds, strict=True)):
             if test.slack is None:
@@ -308,10 +308,21 @@ class Temporal(base.Collection):
                 keys = rows.encode_keys([column], [test.oid], nulls=False)
                 yield [None if k is None else _hashed(k) for k in keys]
 
+    def _bounds_at(self, *instants: int) -> list[pa.Array]:
+        """Return the bounds at timestamps, a column per test."""
+        if self._calendar is None:
+            return self._bounds.run([pa.array(instants, pa.int64())], len(instants))
+        # All views with equal settings share these, so Postgres is rarely asked.
+        runs = [calendar_run(self._calendar, instant) for instant in instants]
+        out = []
+        for number, test in enumerate(self._tests):
+            values = packed.pack([run.values[number] for run in runs])
+            out += rows.decode_rows(values, [arrow_type(test.bound.oid)])
+        return out
+
     def _moves(self, before: int, now: int) -> Iterable[tuple[int, int, int]]:
         """Yield (test, first, last) for each test whose bound has moved: the range it passed."""
-        clock = [pa.array([before, now], pa.int64())]
-        bounds = self._bounds.run(clock, 2)
+        bounds = self._bounds_at(before, now)
         moved = [
             pa.array([_shifted(v, test) for v in bound.to_pylist()], bound.type)
             if test.ordered

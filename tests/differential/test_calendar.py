@@ -84,6 +84,8 @@ TIMES = (
 )
 QUERIES = (
     "SELECT id, {today} - d AS overdue FROM dues",
+    "SELECT id FROM dues WHERE d < {today}",
+    "SELECT k, count(*) AS c FROM dues WHERE at >= date_trunc('hour', {now}) GROUP BY k",
     "SELECT k, {today} AS t, count(*) AS c, sum({today} - d) AS s FROM dues GROUP BY k",
     "SELECT date_trunc('month', {today}) AS m, count(*) AS c FROM dues",
     "SELECT age({today}, d) AS a, k FROM dues WHERE extract(month FROM d) < extract(month FROM {now})",
