@@ -108,7 +108,7 @@ def test_more_views_or_rows_never_change_together_rather_than_fewer(views, rows,
 @pytest.mark.parametrize("fixed_s", [0.0, 0.02, 0.3])
 @pytest.mark.parametrize("each_s", [0.0001, 0.003, 0.02, 0.2])
 def test_a_part_has_as_many_views_as_fit_its_time(fixed_s, each_s):
-    """What is the same for each part neither makes it long nor lets it shrink to one view."""
+    """The fixed cost of a part neither makes it long nor lets it shrink to one view."""
     left, size, sizes = 2_000, policy.first_part(), []
     while left:
         part = min(left, size.count)
