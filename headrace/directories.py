@@ -83,6 +83,16 @@ class Directories:
         return self.data_dir / "forks"
 
     @property
+    def captures_dir(self) -> Path:
+        """Copies that captures of this data directory work on."""
+        return self.data_dir / "captures"
+
+    @property
+    def pins_dir(self) -> Path:
+        """Pins of the intake log, from other processes."""
+        return self.data_dir / "pins"
+
+    @property
     def queue_dir(self) -> Path:
         """The queues."""
         return self.data_dir / "queues"

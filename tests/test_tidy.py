@@ -31,7 +31,7 @@ PICTURE_BYTES_MAX = 250_000
 ROOMS: dict[str, set[str]] = {
     "server": {
         *("console", "embedded", "kernels", "postgres", "process"),
-        *("runtime", "sql", "state"),
+        *("replay", "runtime", "sql", "state"),
     },
     "console": {"postgres", "process", "sql"},
     "views": {
@@ -42,6 +42,10 @@ ROOMS: dict[str, set[str]] = {
         *("collections", "expressions", "kernels", "population", "postgres", "process", "state"),
     },
     "forks": {"collections", "expressions", "network", "process", "state"},
+    "replay": {
+        *("collections", "embedded", "expressions", "forwarder", "kernels", "postgres"),
+        *("process", "runtime", "sql", "state", "storage"),
+    },
     "embedded": {"process", "sql"},
     "population": {
         *("collections", "expressions", "kernels", "planner", "postgres", "process"),
@@ -284,6 +288,7 @@ RECORDS = {
     *(
         "positions",
         "packing",
+        "log_pins",
         "intake_log",
         "row_transfer",
         "shared",

@@ -278,7 +278,7 @@ class Decoder:
         return commit
 
     def _describe(self, message: bytes, events: list[Event]) -> None:
-        relation = _read_relation(message)
+        relation = read_relation(message)
         known = self._relations.get(relation.oid)
         if known is not None:
             events.extend(self._drain(known))
@@ -364,7 +364,7 @@ def read_commit(message: bytes) -> Commit:
     return Commit(lsn, end_lsn, time_us)
 
 
-def _read_relation(message: bytes) -> Relation:
+def read_relation(message: bytes) -> Relation:
     """Read a Relation message; ValueError or struct.error if malformed."""
     (oid,) = struct.unpack_from(">I", message, 1)
     namespace, at = _read_name(message, 5)

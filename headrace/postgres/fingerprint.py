@@ -323,16 +323,20 @@ def followed(before: Facts, now: Facts) -> Facts | None:
     return now | {"earlier": earlier}
 
 
-def observations(facts: Facts, table: int) -> Iterator[Observation]:
-    """Yield the observations of a table's columns, the oldest first."""
+def attributes(facts: Facts, table: int) -> Iterator[tuple[str, list[list[Any]]]]:
+    """Yield the observations of a table's columns, the oldest first: snapshot and attributes."""
     oid = str(table)
     past = facts.get("earlier", {}).get(oid, ())
-    present = facts["tables"].get(oid, {}).get("attributes")
-    for seen, attributes in (*past, (facts.get("seen"), present)):
-        if seen and attributes:
-            yield Observation(
-                VisibleXids.of(seen), tuple(StreamAttribute(*entry) for entry in attributes)
-            )
+    present = facts.get("tables", {}).get(oid, {}).get("attributes")
+    for seen, found in (*past, (facts.get("seen"), present)):
+        if seen and found:
+            yield seen, found
+
+
+def observations(facts: Facts, table: int) -> Iterator[Observation]:
+    """Yield the observations of a table's columns, the oldest first."""
+    for seen, found in attributes(facts, table):
+        yield Observation(VisibleXids.of(seen), tuple(StreamAttribute(*entry) for entry in found))
 
 
 # --- reading

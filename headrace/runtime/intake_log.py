@@ -31,7 +31,7 @@ from headrace import clock
 from headrace.config import Settings
 from headrace.errors import BugError, TransientError
 from headrace.forwarder.batcher import Backlog, Batch
-from headrace.runtime import packing, positions
+from headrace.runtime import log_pins, packing, positions
 from headrace.runtime.packing import Descriptions
 from headrace.runtime.positions import BatchRecord, IntakeMark, Meta
 from headrace.state.rocks import RocksDatabase
@@ -43,11 +43,19 @@ from headrace.storage.queue import Queue
 
 _log = structlog.get_logger(__name__)
 
-_PREFIX: Final = "intake "
+PREFIX: Final = "intake "
+"""Of the names of queues."""
 _RETRY_S: Final = 60.0
 _NUMBERS: Final = 1 << 32
 _PART_MAX: Final = 2
 """Divisor of the size of all queues; the rest is for subplans."""
+_PINNED_PART: Final = 4
+"""Divisor of the log's maximum size, up to which pins of other processes count."""
+
+
+def queue_name(number: int) -> str:
+    """Return the name of the queue with the number of an ``IntakeMark``."""
+    return f"{PREFIX}{number}"
 
 
 class IntakeLog:
@@ -62,6 +70,7 @@ class IntakeLog:
         self.trusted = self.local
         """Whether the source may have discarded what this log has."""
         self._bytes_max: Final = settings.queue_bytes_max // _PART_MAX
+        self._pins: Final = settings.pins_dir
         self._storage: Storage | None = None
         self.queue: Queue | None = None
         """The queue, if there is one; other threads may read it."""
@@ -157,9 +166,9 @@ class IntakeLog:
         self.trusted = self.local
         mark = positions.get_intake_mark(db) or IntakeMark(secrets.randbits(32), 0, 0, 0, 0)
         self._mark = mark
-        name = f"{_PREFIX}{mark.number}" if mark.lsn else None
+        name = queue_name(mark.number) if mark.lsn else None
         for queue in storage.queues:
-            if queue.name.startswith(_PREFIX) and queue.name != name:
+            if queue.name.startswith(PREFIX) and queue.name != name:
                 storage.drop(queue.name)
         if name is None:
             return
@@ -213,7 +222,7 @@ class IntakeLog:
         self._mark, self._lsn, self._readable = mark, lsn, 0
         self._full_at = None
         try:
-            queue = storage.make(f"{_PREFIX}{mark.number}")
+            queue = storage.make(queue_name(mark.number))
         except (NoRoom, OSError) as error:
             self._fill(txid, str(error))
             return
@@ -233,13 +242,15 @@ class IntakeLog:
         meta: Meta = {}
         positions.put_intake_mark(meta, self._mark)
         db.put_meta(meta, sync=True)
-        self._storage.drop(f"{_PREFIX}{self._mark.number}")
+        self._storage.drop(queue_name(self._mark.number))
         self.trusted = self.local
 
     def keep_after(self, db: RocksDatabase, txid: int) -> None:
-        """Drop the batches up to ``txid``, which every view has durably."""
+        """Drop the batches up to ``txid``, which every view has durably, unless they are pinned."""
         if self.queue is None:
             return
+        if self.queue.queued_bytes <= self._bytes_max // _PINNED_PART:
+            txid = min(txid, log_pins.least(self._pins, txid))
         if self.trusted and not self.local and txid >= self.queue.last_txid:
             self.lose(db)
             return
@@ -320,7 +331,7 @@ class IntakeLog:
         # Another number than before, because readers may hold batches of the last log.
         self._mark = IntakeMark((mark.number + 1) % _NUMBERS, 0, 0, 0, record.start_lsn)
         try:
-            queue = storage.make(f"{_PREFIX}{self._mark.number}")
+            queue = storage.make(queue_name(self._mark.number))
         except (NoRoom, OSError) as error:
             self._fill(record.txid, str(error))
             return None
@@ -389,7 +400,7 @@ def cut(db: RocksDatabase, storage: Storage, meta: Meta, last: int, lsn: int) ->
     The next changes begin at ``lsn``, or later.  The caller syncs the queues and writes ``meta``.
     """
     mark = positions.get_intake_mark(db)
-    queue = storage.get(f"{_PREFIX}{mark.number}") if mark is not None and mark.lsn else None
+    queue = storage.get(queue_name(mark.number)) if mark is not None and mark.lsn else None
     if mark is None or queue is None:
         return  # ``open`` finds out whether that is a loss
     if queue.base_txid > last:

@@ -195,6 +195,28 @@ def read(
         int(key[len(_FRONT) :]): int(_OFFSET.unpack(value)[0])
         for key, value in db.scan_meta(_FRONT)
     }
+    feeds, found = stored(db)
+    for made in found:
+        if made.id not in marks:
+            raise _damaged(f"subplan {made.id} has no mark")
+        mark = marks[made.id]
+        made.restore(None if made.placed else db.view(made.id, mark.txid), mark)
+        # A worker may have written its first checkpoint although this process has not.
+        front = fronts.get(made.id, 0 if made.placed else None)
+        made.open(storage, front, recorded)
+    kept = {made.queue_name for made in found}
+    for queue in storage.queues:
+        if queue.name.startswith(_QUEUE) and queue.name not in kept:
+            storage.drop(queue.name)
+    return feeds, found
+
+
+def stored(db: RocksDatabase) -> tuple[dict[int, dict[str, int]], list[Shared]]:
+    """Return the feeds of each unit by node, and the shared subplans, without states and queues.
+
+    Raises:
+        StateDamaged: a record cannot be read.
+    """
     found: list[Shared] = []
     try:
         feeds: dict[int, dict[str, int]] = {
@@ -204,21 +226,14 @@ def read(
         for key, value in db.scan_meta(_SUBPLAN):
             made = _made(int(key[len(_SUBPLAN) :]), value)
             made.feed_on(feeds.get(made.id, {}))
-            mark = marks[made.id]
-            made.restore(None if made.placed else db.view(made.id, mark.txid), mark)
-            # A worker may have written its first checkpoint although this process has not.
-            front = fronts.get(made.id, 0 if made.placed else None)
-            made.open(storage, front, recorded)
             found.append(made)
     except (ValueError, KeyError, TypeError) as error:
-        raise StateDamaged(
-            "the record of shared subplans is damaged", detail=f"{error!r}."
-        ) from error
-    kept = {made.queue_name for made in found}
-    for queue in storage.queues:
-        if queue.name.startswith(_QUEUE) and queue.name not in kept:
-            storage.drop(queue.name)
+        raise _damaged(repr(error)) from error
     return feeds, found
+
+
+def _damaged(reason: str) -> StateDamaged:
+    return StateDamaged("the record of shared subplans is damaged", detail=f"{reason}.")
 
 
 def put(meta: Meta, shared: Shared) -> None:

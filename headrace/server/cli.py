@@ -88,6 +88,8 @@ def parser() -> argparse.ArgumentParser:
     status = add("status", "show whether the server works, and why views are not up to date")
     views = add("views", "list the views, with their status and lag")
     logs = add("logs", "show the log of a server on this machine, running or not", "")
+    captured = add("capture", "write a replay bundle of this machine's server, running or not")
+    replay = add("replay", "repeat the computation in a replay bundle, and compare", "")
     top = add("top", "show the views as a table that is drawn again every second")
     completion = add("completion", "print a script that completes headrace's words in a shell", "")
     add("config", "list all settings, with value, origin and meaning")
@@ -128,6 +130,9 @@ def parser() -> argparse.ArgumentParser:
     )
     top.add_argument("--once", action="store_true", help="print one page and end")
     _add_flags_of_logs(logs)
+    _add_flags_of_capture(captured)
+    replay.add_argument("bundle", type=Path, metavar="FILE", help="bundle of headrace capture")
+    replay.add_argument("--json", action="store_true", help="print JSON")
     completion.add_argument("shell", choices=_SHELLS, help="the shell that reads the script")
     for report in (check, status, views):
         report.add_argument("--json", action="store_true", help="print JSON")
@@ -157,6 +162,43 @@ def _add_flags_of_logs(logs: argparse.ArgumentParser) -> None:
     metavar, text = _FLAGS["data_dir"]
     logs.add_argument("--data-dir", dest="data_dir", metavar=metavar, help=text)
     logs.add_argument("--config", type=Path, metavar="FILE", help="file of settings (TOML)")
+
+
+def _add_flags_of_capture(command: argparse.ArgumentParser) -> None:
+    from headrace.replay.command import seconds
+
+    metavar, text = _FLAGS["data_dir"]
+    command.add_argument("--data-dir", dest="data_dir", metavar=metavar, help=text)
+    command.add_argument(
+        "--out", type=Path, required=True, metavar="FILE", help="the bundle, a new file"
+    )
+    command.add_argument(
+        "--last",
+        type=seconds,
+        metavar="TIME",
+        help="how far back the bundle should reach, as far as the server retains it",
+    )
+    command.add_argument(
+        "--next",
+        type=seconds,
+        default=10.0,
+        metavar="TIME",
+        help="how long to capture from now on, such as 30s or 5m (default 10s)",
+    )
+    command.add_argument(
+        "--rows", action="store_true", help="include values of rows, for a replay elsewhere"
+    )
+    command.add_argument(
+        "--mask",
+        action="append",
+        default=[],
+        metavar="SCHEMA.TABLE.COLUMN",
+        help="leave out all values of a column, and the views that read it",
+    )
+    command.add_argument(
+        "--view", action="append", default=[], metavar="NAME", help="only this view"
+    )
+    command.add_argument("--no-check", action="store_true", help="do not replay the bundle here")
 
 
 def _sentence(text: str) -> str:
@@ -427,6 +469,35 @@ def _logs(arguments: argparse.Namespace) -> int:
     return logs.run(folder, _say, shown, last=arguments.lines, follow=follow, raw=raw)
 
 
+def _capture(arguments: argparse.Namespace) -> int:
+    from headrace.replay import command
+    from headrace.replay.capture import CaptureRequest
+
+    request = CaptureRequest(
+        arguments.out,
+        arguments.last,
+        arguments.next,
+        arguments.rows,
+        tuple(arguments.mask),
+        tuple(arguments.view),
+    )
+
+    def say(line: str) -> None:
+        _say(f"headrace: {line}", err=True)
+
+    return command.run_capture(settings_of(arguments), request, say, check=not arguments.no_check)
+
+
+def _replay(arguments: argparse.Namespace) -> int:
+    from headrace.replay import command
+
+    try:
+        return command.run_replay(arguments.bundle, _say, as_json=arguments.json)
+    except (HeadraceError, OSError) as error:
+        _say(_shown(error) if isinstance(error, HeadraceError) else f"headrace: {error}", err=True)
+        return command.NOT_REPLAYED
+
+
 def _completion(arguments: argparse.Namespace) -> int:
     import shtab
 
@@ -443,11 +514,13 @@ def _version(_: argparse.Namespace | None = None) -> int:
 
 _COMMANDS: Final[dict[str, Callable[[argparse.Namespace], int]]] = {
     "adopt": _adopt,
+    "capture": _capture,
     "check": _check,
     "completion": _completion,
     "config": _config,
     "init": _init,
     "logs": _logs,
+    "replay": _replay,
     "start": _start,
     "status": _report,
     "top": _top,

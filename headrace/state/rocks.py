@@ -205,9 +205,13 @@ class RocksDatabase:
         Returns the number of pairs.  From any thread.  REQUIRES: no checkpoint of the view is
         written meanwhile.
         """
+        found = self.pieces(view_id)
+        return write_run(path, {name: found[name] for name in found if keep(name)})
+
+    def pieces(self, view_id: int | str) -> dict[str, Pieces]:
+        """Return the pairs of each state of a view, as of the last checkpoint; see ``export``."""
         place = self.disk.place(self._homes.home(f"v{view_id}"))
-        names = filter(keep, place.states())
-        return write_run(path, {name: _pieces(place.section(name)) for name in names})
+        return {name: _pieces(place.section(name)) for name in place.states()}
 
     def regulate(self, worked_s: float = 0.0) -> bool:
         """Spill or load states between batches, so that memory is used but within the budget.
