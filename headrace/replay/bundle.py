@@ -379,8 +379,8 @@ class Bundle:
                 for _ in pieces:  # those that the caller has not read
                     pass
                 last, tag = name, pieces.tag
-            if tag != _END:
-                raise self._damaged(f"the states of unit {unit_id} have no end")
+            if tag != _END or read.whole_or_end(1):
+                raise self._damaged(f"the states of unit {unit_id} do not end where they should")
 
     @contextlib.contextmanager
     def _stream(self, name: str) -> Iterator[_Reader]:

@@ -39,7 +39,7 @@ from headrace.replay.log_copy import LogCopy
 from headrace.replay.masks import MessageFilter, Numbered
 from headrace.replay.run import observations
 from headrace.replay.selection import ChosenUnit, Selection, Selector
-from headrace.replay.sources import DataDirectory, StatesCopy
+from headrace.replay.sources import DataDirectory, RecordedBase, StatesCopy
 from headrace.state import layout
 from headrace.storage.frame_cache import Damaged
 
@@ -78,6 +78,8 @@ class _Copies:
     end: StatesCopy | None
     log: LogCopy
     catalogs: tuple[CatalogCopy, CatalogCopy]
+    begun_at: float
+    """When the first states were copied, in seconds since 1970."""
 
     def close(self) -> None:
         for copy in (self.begin, self.end, self.log):
@@ -158,8 +160,15 @@ def _attempt(
     say: Say,
 ) -> _Copies:
     running = directory.running
-    before = catalog.read(conn)
-    begin = directory.states(folder / "begin")
+    base = _base(directory, request)
+    if base is None:
+        begun_at = clock.now().timestamp()
+        before = catalog.read(conn)
+        begin = directory.states(folder / "begin")
+    else:
+        begun_at = base.at
+        before = CatalogCopy.decode(base.catalog)
+        begin = base.states(folder / "begin")
     end: StatesCopy | None = None
     try:
         if running:
@@ -167,13 +176,26 @@ def _attempt(
                 say(f"capturing for {request.next_s:g} s")
             clock.sleep(request.next_s)
             end = _end(directory, begin, folder)
+        elif base is not None:
+            end = directory.states(folder / "end")
         now = catalog.read(conn)
-        return _Copies(begin, end, directory.log(end or begin, folder / "log"), (before, now))
+        log = directory.log(end or begin, folder / "log")
+        return _Copies(begin, end, log, (before, now), begun_at)
     except BaseException:
         begin.close()
         if end is not None:
             end.close()
         raise
+
+
+def _base(directory: DataDirectory, request: CaptureRequest) -> RecordedBase | None:
+    """Return the base of a recorder from which a bundle begins that reaches back far enough."""
+    if request.last_s is None:
+        return None
+    bases = directory.bases
+    old = [base for base in bases if clock.now().timestamp() - base.at >= request.last_s]
+    found = old[-1:] or bases[:1]
+    return found[0] if found else None
 
 
 def _end(directory: DataDirectory, begin: StatesCopy, folder: Path) -> StatesCopy:
@@ -306,7 +328,7 @@ class _Writing:
             running=copies.end is not None,
             rows=request.rows,
             masked=sorted(request.masks),
-            retained=_retained(entries, request),
+            retained=_retained(entries, request, copies.begun_at),
             units=units,
             left_out=self._chosen.left_out,
             tables=tables,
@@ -342,20 +364,21 @@ def _batch(log: LogCopy, txid: int, kept: MessageFilter, frames: FramesWriter | 
     )
 
 
-def _retained(entries: list[BatchEntry], request: CaptureRequest) -> str:
+def _retained(entries: list[BatchEntry], request: CaptureRequest, begun_at: float) -> str:
     """Return how far back the batches reach."""
-    timed = [entry.oldest_us for entry in entries if entry.oldest_us]
-    if not timed:
-        return "no transaction was committed meanwhile"
-    begin, end = (
-        clock.from_postgres(micros).isoformat(timespec="seconds")
-        for micros in (timed[0], max(entry.commit_time_us for entry in entries))
-    )
-    text = f"transactions committed from {begin} to {end}"
-    now = (clock.now() - clock.POSTGRES_EPOCH).total_seconds()
-    if request.last_s is not None and now - timed[0] / 1e6 < request.last_s:
-        text += f"; the engine had dropped the others of the last {request.last_s:g} s"
+    ends = [entry.commit_time_us for entry in entries]
+    begins = [entry.oldest_us or entry.commit_time_us for entry in entries]
+    text = "no transaction was committed meanwhile"
+    if entries:
+        text = f"transactions committed from {_shown(min(begins))} to {_shown(max(ends))}"
+    lacking = request.last_s is not None and clock.now().timestamp() - begun_at < request.last_s
+    if lacking and request.last_s is not None:
+        text += f"; others of the last {request.last_s:g} s were not retained (headrace record)"
     return text
+
+
+def _shown(micros: int) -> str:
+    return clock.from_postgres(micros).isoformat(sep=" ", timespec="seconds")
 
 
 def _settings(settings: Settings) -> dict[str, Any]:

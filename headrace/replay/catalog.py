@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any, Final
 
+import msgspec
 import psycopg
 
 from headrace.errors import UndefinedError
-from headrace.postgres import connect, fingerprint
-from headrace.postgres.statements import quoted
+from headrace.postgres import connect, fingerprint, tokens
 from headrace.replay.bundle import Observed
 from headrace.sql import views, watched
 from headrace.sql.status import UNFINISHED, Status
 from headrace.sql.views import WorkedView
 
+_PLAIN: Final = re.compile(r"[a-z_][a-z0-9_]*")
 _READ_ONLY: Final = "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY"
 _ABOUT: Final = """
 SELECT v.id, v.query, v.sqlstate FROM headrace.views v"""
@@ -49,7 +51,12 @@ class CapturedView:
     @property
     def shown(self) -> str:
         """Its name for messages."""
-        return quoted(self.row.schema_name, self.row.view_name)
+        return qualified(self.row.schema_name, self.row.view_name)
+
+
+def qualified(*names: str) -> str:
+    """Return a qualified name, quoted where that is necessary."""
+    return ".".join(n if _PLAIN.fullmatch(n) else tokens.identifier(n) for n in names)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +67,15 @@ class CatalogCopy:
     facts: dict[int, dict[str, Any]]
     """The facts that views rely on, by ID (``postgres/fingerprint.py``)."""
     postgres: int
+
+    def encode(self) -> bytes:
+        """Return it for ``decode``."""
+        return msgspec.json.encode(self)
+
+    @classmethod
+    def decode(cls, data: bytes) -> CatalogCopy:
+        """Return what ``encode`` encoded."""
+        return msgspec.json.decode(data, type=cls)
 
 
 def read(conn: psycopg.Connection[Any]) -> CatalogCopy:
@@ -82,7 +98,7 @@ def columns(
         observed = [Observed(seen, [tuple(entry) for entry in attributes])]
         for facts in catalog.facts.values():
             observed += _earlier(facts, oid)
-        out[oid] = quoted(schema, name), _unique(observed)
+        out[oid] = qualified(schema, name), _unique(observed)
     return out
 
 

@@ -26,7 +26,6 @@ Say = Callable[[str], None]
 SAME: Final = 0
 DIFFERS: Final = 1
 NOT_REPLAYED: Final = 2
-_DURATION_S_MAX: Final = 7 * 86_400
 
 
 @dataclass(slots=True)
@@ -273,17 +272,3 @@ def _version(found: Manifest) -> str:
 
 def _count(number: int, one: str, many: str) -> str:
     return f"{number} {one if number == 1 else many}"
-
-
-def seconds(text: str) -> float:
-    """Return the seconds of a duration such as 30, 30s, 10m or 1h.
-
-    Raises:
-        ValueError: it is none.
-    """
-    units = {"s": 1, "m": 60, "h": 3600}
-    factor = units.get(text[-1:], 0)
-    value = float(text[:-1] if factor else text) * (factor or 1)
-    if not 0 <= value <= _DURATION_S_MAX:
-        raise ValueError(text)
-    return value

@@ -24,6 +24,8 @@ from headrace.server.explained import explained
 _DEBUG: Final = "debug"
 _SHELLS: Final = ("bash", "zsh", "fish")
 _EVERY_S_MIN: Final = 0.1
+_UNITS_S: Final = {"s": 1, "m": 60, "h": 3600}
+_DURATION_S_MAX: Final = 7 * 86_400
 # Settings with a flag of their own; every setting has an environment variable and a TOML key.
 _FLAGS: Final = {
     "listen": ("HOST:PORT", "address for clients (default 127.0.0.1:6432; port 0: a free one)"),
@@ -89,6 +91,7 @@ def parser() -> argparse.ArgumentParser:
     views = add("views", "list the views, with their status and lag")
     logs = add("logs", "show the log of a server on this machine, running or not", "")
     captured = add("capture", "write a replay bundle of this machine's server, running or not")
+    record = add("record", "retain what headrace capture --last needs, until it is interrupted")
     replay = add("replay", "repeat the computation in a replay bundle, and compare", "")
     top = add("top", "show the views as a table that is drawn again every second")
     completion = add("completion", "print a script that completes headrace's words in a shell", "")
@@ -131,6 +134,14 @@ def parser() -> argparse.ArgumentParser:
     top.add_argument("--once", action="store_true", help="print one page and end")
     _add_flags_of_logs(logs)
     _add_flags_of_capture(captured)
+    _add_data_dir(record)
+    record.add_argument(
+        "--last",
+        type=_duration,
+        default=600.0,
+        metavar="TIME",
+        help="how much to retain, such as 90s or 10m (default 10m)",
+    )
     replay.add_argument("bundle", type=Path, metavar="FILE", help="bundle of headrace capture")
     replay.add_argument("--json", action="store_true", help="print JSON")
     completion.add_argument("shell", choices=_SHELLS, help="the shell that reads the script")
@@ -159,28 +170,38 @@ def _add_flags_of_logs(logs: argparse.ArgumentParser) -> None:
         help="only lines of this level and above (default info)",
     )
     logs.add_argument("--json", action="store_true", help="print JSON, one object a line")
-    metavar, text = _FLAGS["data_dir"]
-    logs.add_argument("--data-dir", dest="data_dir", metavar=metavar, help=text)
+    _add_data_dir(logs)
     logs.add_argument("--config", type=Path, metavar="FILE", help="file of settings (TOML)")
 
 
-def _add_flags_of_capture(command: argparse.ArgumentParser) -> None:
-    from headrace.replay.command import seconds
-
+def _add_data_dir(command: argparse.ArgumentParser) -> None:
     metavar, text = _FLAGS["data_dir"]
     command.add_argument("--data-dir", dest="data_dir", metavar=metavar, help=text)
+
+
+def _duration(text: str) -> float:
+    """Return the seconds of a duration such as 30, 30s, 10m or 1h; ValueError if it is none."""
+    factor = _UNITS_S.get(text[-1:], 0)
+    value = float(text[:-1] if factor else text) * (factor or 1)
+    if not 0 <= value <= _DURATION_S_MAX:
+        raise ValueError(text)
+    return value
+
+
+def _add_flags_of_capture(command: argparse.ArgumentParser) -> None:
+    _add_data_dir(command)
     command.add_argument(
         "--out", type=Path, required=True, metavar="FILE", help="the bundle, a new file"
     )
     command.add_argument(
         "--last",
-        type=seconds,
+        type=_duration,
         metavar="TIME",
         help="how far back the bundle should reach, as far as the server retains it",
     )
     command.add_argument(
         "--next",
-        type=seconds,
+        type=_duration,
         default=10.0,
         metavar="TIME",
         help="how long to capture from now on, such as 30s or 5m (default 10s)",
@@ -469,6 +490,16 @@ def _logs(arguments: argparse.Namespace) -> int:
     return logs.run(folder, _say, shown, last=arguments.lines, follow=follow, raw=raw)
 
 
+def _record(arguments: argparse.Namespace) -> int:
+    from headrace.replay import recorder
+
+    def say(line: str) -> None:
+        _say(f"headrace: {line}", err=True)
+
+    recorder.run(settings_of(arguments), arguments.last, say)
+    return 0
+
+
 def _capture(arguments: argparse.Namespace) -> int:
     from headrace.replay import command
     from headrace.replay.capture import CaptureRequest
@@ -520,6 +551,7 @@ _COMMANDS: Final[dict[str, Callable[[argparse.Namespace], int]]] = {
     "config": _config,
     "init": _init,
     "logs": _logs,
+    "record": _record,
     "replay": _replay,
     "start": _start,
     "status": _report,

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import io
 import os
 import re
 import subprocess
 import sys
 import threading
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import psycopg
 
 from headrace.embedded.engine import EmbeddedEngine
+from headrace.replay.bundle import Bundle, FramesWriter, StatesWriter
 
 HEADRACE = (sys.executable, "-m", "headrace.server.cli")
 
@@ -68,6 +71,74 @@ def writing(dsn: str, statement: str) -> Iterator[None]:
         stop.set()
         thread.join()
     assert problems == []
+
+
+@contextmanager
+def recording(engine: EmbeddedEngine, last: str) -> Iterator[None]:
+    """Run ``headrace record`` meanwhile, from its first base on."""
+    where = ("--source", engine.source, "--data-dir", str(engine.data_dir), "--last", last)
+    with subprocess.Popen(
+        (*HEADRACE, "record", *where),
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | engine.env,
+    ) as process:
+        try:
+            assert process.stderr is not None
+            assert "recording" in process.stderr.readline()
+            yield
+        finally:
+            process.terminate()
+
+
+def entries(bundle: Path) -> set[str]:
+    """Return the names of a bundle's entries."""
+    with zipfile.ZipFile(bundle) as archive:
+        return set(archive.namelist())
+
+
+def entry(bundle: Path, name: str) -> bytes:
+    """Return the content of an entry."""
+    with zipfile.ZipFile(bundle) as archive:
+        return archive.read(name)
+
+
+def keys_of(found: Iterator[tuple[str, Any]]) -> set[tuple[str, bytes]]:
+    """Return the keys of states."""
+    return {(name, key) for name, pieces in found for keys, _ in pieces for key in keys}
+
+
+def with_other_value(
+    found: Iterator[tuple[str, Any]], among: Container[tuple[str, bytes]] | None = None
+) -> bytes:
+    """Return the states with one value changed; ``among``: that of one of these keys."""
+    out = io.BytesIO()
+    writer = StatesWriter(out)
+    changed = False
+    for name, pieces in found:
+        writer.state(name)
+        for keys, values in pieces:
+            for place, (key, value) in enumerate(zip(keys, values, strict=True)):
+                if not changed and value and (among is None or (name, key) in among):
+                    values[place] = value[:-1] + bytes((value[-1] ^ 1,))
+                    changed = True
+            writer.put(keys, values)
+    writer.end()
+    assert changed
+    return out.getvalue()
+
+
+def without_inserts(bundle: Bundle) -> bytes:
+    """Return the messages of a bundle's batches, without the inserts of the last one."""
+    out = io.BytesIO()
+    writer = FramesWriter(out)
+    found = list(bundle.frames())
+    assert any(m[:1] == b"I" for m in found[-1][1])
+    for txid, messages in found[:-1]:
+        writer.put(txid, messages)
+    txid, messages = found[-1]
+    writer.put(txid, [m for m in messages if m[:1] != b"I"])
+    return out.getvalue()
 
 
 def everything(bundle: Path) -> bytes:
