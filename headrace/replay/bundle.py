@@ -2,7 +2,7 @@
 
 | entry | content |
 | --- | --- |
-| ``manifest.json`` | ``Manifest`` |
+| ``manifest.json`` | ``BundleManifest`` |
 | ``batches.json`` | list of ``BatchEntry``: records of the batches, with numbers of rows |
 | ``events.jsonl`` | events of the processes, without texts |
 | ``results.json`` | list of ``UnitResult``: the replay on the machine of the capture |
@@ -117,7 +117,7 @@ class LeftOut(msgspec.Struct, frozen=True):
 
 
 class BatchEntry(msgspec.Struct, frozen=True):
-    """The record of a batch, and what is in it."""
+    """The record of a batch, and the number of its changes."""
 
     txid: int
     start_lsn: int
@@ -148,8 +148,8 @@ class UnitResult(msgspec.Struct, frozen=True):
     """Txid at which it stopped, and SQLSTATE."""
 
 
-class Manifest(msgspec.Struct, frozen=True):
-    """What the bundle has, and where it comes from."""
+class BundleManifest(msgspec.Struct, frozen=True):
+    """The content of a bundle, and its origin."""
 
     format: int
     headrace: str
@@ -178,6 +178,12 @@ class BundleError(PrerequisiteError):
     """A file that cannot be read as a bundle."""
 
 
+_FORMATS: Final = msgspec.json.Decoder(_Versioned)
+_MANIFESTS: Final = msgspec.json.Decoder(BundleManifest)
+_RECORDS: Final = msgspec.json.Decoder(list[BatchEntry])
+_REPLAYED: Final = msgspec.json.Decoder(list[UnitResult])
+
+
 # --- writing
 
 
@@ -192,7 +198,7 @@ class BundleWriter:
         """Write the directory of the archive."""
         self._zip.close()
 
-    def put_manifest(self, manifest: Manifest) -> None:
+    def put_manifest(self, manifest: BundleManifest) -> None:
         """Add the manifest."""
         self._zip.writestr(_MANIFEST, msgspec.json.encode(manifest))
 
@@ -303,7 +309,7 @@ class Bundle:
             self._check()
             data = self._document(_MANIFEST)
             self._check_format(data)
-            self.manifest: Final = self._decoded(data, Manifest)
+            self.manifest: Final = self._decoded(data, _MANIFESTS)
         except BaseException:
             self._zip.close()
             raise
@@ -326,7 +332,7 @@ class Bundle:
             )
 
     def _check_format(self, data: bytes) -> None:
-        found = self._decoded(data, _Versioned).format
+        found = self._decoded(data, _FORMATS).format
         if found > FORMAT:
             raise BundleError(
                 f'"{self._path}" is of a later version: format {found}, and this one reads {FORMAT}',
@@ -338,14 +344,14 @@ class Bundle:
     @property
     def batches(self) -> list[BatchEntry]:
         """The records of the batches."""
-        return self._decoded(self._document(_BATCHES), list[BatchEntry])
+        return self._decoded(self._document(_BATCHES), _RECORDS)
 
     @property
     def results(self) -> dict[int, UnitResult] | None:
         """The results on the machine of the capture, by unit; None: it has not replayed it."""
         if _RESULTS not in self._zip.namelist():
             return None
-        found = self._decoded(self._document(_RESULTS), list[UnitResult])
+        found = self._decoded(self._document(_RESULTS), _REPLAYED)
         return {result.unit: result for result in found}
 
     def frames(self) -> Iterator[tuple[int, list[bytes]]]:
@@ -396,9 +402,9 @@ class Bundle:
         with self._stream(name) as read:
             return read.document(_DOCUMENT_BYTES_MAX)
 
-    def _decoded(self, data: bytes, kind: type[_Document]) -> _Document:
+    def _decoded(self, data: bytes, decoder: msgspec.json.Decoder[_Document]) -> _Document:
         try:
-            return msgspec.json.decode(data, type=kind)
+            return decoder.decode(data)
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             raise self._damaged(str(error)) from error
 

@@ -27,9 +27,9 @@ from headrace.postgres.numbering import number
 from headrace.replay import bundle, catalog, compare
 from headrace.replay.bundle import (
     BatchEntry,
+    BundleManifest,
     BundleWriter,
     FramesWriter,
-    Manifest,
     StateSize,
     TableEntry,
     UnitEntry,
@@ -60,7 +60,7 @@ _WORDS: Final = ("wal_retention", "log_level", "log_format", "executors")
 
 @dataclass(frozen=True, slots=True)
 class CaptureRequest:
-    """What to capture."""
+    """A call of the command."""
 
     out: Path
     last_s: float | None
@@ -87,7 +87,7 @@ class _Copies:
                 copy.close()
 
 
-def run(settings: Settings, request: CaptureRequest, say: Say) -> Manifest:
+def run(settings: Settings, request: CaptureRequest, say: Say) -> BundleManifest:
     """Write the bundle; return its manifest.
 
     Raises:
@@ -231,7 +231,7 @@ class _Writing:
         self._chosen: Final[Selection] = selector.select(request.views)
         _check_views(request.views, copies.catalogs[1])
 
-    def write(self, file: BinaryIO) -> Manifest:
+    def write(self, file: BinaryIO) -> BundleManifest:
         """Write everything; return the manifest."""
         writer = BundleWriter(file)
         with contextlib.closing(writer):
@@ -296,8 +296,17 @@ class _Writing:
             self._changes(writer, unit.id, begin, end)
         view = unit.view
         return UnitEntry(
-            *(unit.id, unit.name, unit.plan, unit.settings, unit.start_lsn, unit.owner),
-            *(unit.limits, unit.feeds, unit.begin, unit.end, sizes),
+            id=unit.id,
+            name=unit.name,
+            plan=unit.plan,
+            settings=unit.settings,
+            start_lsn=unit.start_lsn,
+            owner=unit.owner,
+            limits=unit.limits,
+            feeds=unit.feeds,
+            begin=unit.begin,
+            end=unit.end,
+            states=sizes,
             query=view.query if view is not None else "",
             status=view.row.status if view is not None else "",
             sqlstate=view.sqlstate if view is not None else None,
@@ -317,9 +326,9 @@ class _Writing:
 
     def _manifest(
         self, units: list[UnitEntry], tables: list[TableEntry], entries: list[BatchEntry]
-    ) -> Manifest:
+    ) -> BundleManifest:
         copies, request = self._copies, self._request
-        return Manifest(
+        return BundleManifest(
             format=bundle.FORMAT,
             headrace=metadata.version("headrace"),
             state_format=layout.FORMAT,
@@ -359,8 +368,14 @@ def _batch(log: LogCopy, txid: int, kept: MessageFilter, frames: FramesWriter | 
     if frames is not None:
         frames.put(txid, messages)
     return BatchEntry(
-        *(txid, record.start_lsn, record.end_lsn, record.commit_time_us),
-        *(batch.transactions, batch.messages, batch.oldest_us, kept.take_changes()),
+        txid=txid,
+        start_lsn=record.start_lsn,
+        end_lsn=record.end_lsn,
+        commit_time_us=record.commit_time_us,
+        transactions=batch.transactions,
+        messages=batch.messages,
+        oldest_us=batch.oldest_us,
+        changes=kept.take_changes(),
     )
 
 

@@ -19,8 +19,6 @@ from headrace.sql.views import WorkedView
 
 _PLAIN: Final = re.compile(r"[a-z_][a-z0-9_]*")
 _READ_ONLY: Final = "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY"
-_ABOUT: Final = """
-SELECT v.id, v.query, v.sqlstate FROM headrace.views v"""
 # As in ``postgres/fingerprint.py``.
 _COLUMNS: Final = """
 SELECT c.oid::pg_catalog.int8, n.nspname, c.relname, pg_catalog.pg_current_snapshot()::text,
@@ -72,17 +70,20 @@ class CatalogCopy:
         """Return it for ``decode``."""
         return msgspec.json.encode(self)
 
-    @classmethod
-    def decode(cls, data: bytes) -> CatalogCopy:
+    @staticmethod
+    def decode(data: bytes) -> CatalogCopy:
         """Return what ``encode`` encoded."""
-        return msgspec.json.decode(data, type=cls)
+        return _COPIES.decode(data)
+
+
+_COPIES: Final = msgspec.json.Decoder(CatalogCopy)
 
 
 def read(conn: psycopg.Connection[Any]) -> CatalogCopy:
     """Return all views that have been populated."""
     with conn.transaction():
         conn.execute(_READ_ONLY)
-        about = {int(row[0]): row[1:] for row in conn.execute(_ABOUT).fetchall()}
+        about = views.queries(conn)
         rows = views.worked(conn, some=[s for s in Status if s not in UNFINISHED])
         found = {row.id: CapturedView(row, *about[row.id]) for row in rows}
         return CatalogCopy(found, watched.load(conn, list(found)), conn.info.server_version)

@@ -16,9 +16,10 @@ from headrace.collections import plan
 from headrace.config import Settings
 from headrace.errors import HeadraceError, Interrupted, PrerequisiteError
 from headrace.replay import bundle, capture, evaluation
-from headrace.replay.bundle import Bundle, Digest, Manifest, UnitEntry, UnitResult
+from headrace.replay.bundle import Bundle, BundleManifest, Digest, UnitEntry, UnitResult
 from headrace.replay.capture import CaptureRequest
 from headrace.replay.run import Replay, UnitReplay, collection
+from headrace.sql.status import Status
 from headrace.state import layout
 
 Say = Callable[[str], None]
@@ -184,7 +185,7 @@ def _status(found: Sequence[UnitReport]) -> int:
     return NOT_REPLAYED if not found or any(unit.left_out for unit in found) else SAME
 
 
-def _replayable(manifest: Manifest) -> tuple[list[UnitEntry], dict[int, UnitReport]]:
+def _replayable(manifest: BundleManifest) -> tuple[list[UnitEntry], dict[int, UnitReport]]:
     """Return the units that can be replayed, and reports of the others."""
     units: list[UnitEntry] = []
     reports: dict[int, UnitReport] = {}
@@ -239,7 +240,7 @@ def _reported(done: UnitReplay, expected: dict[int, UnitResult] | None) -> UnitR
         report.note = f"stops at txid {stopped[0]}: {stopped[1].code} {stopped[1].message}"
         if entry.end is not None:
             report.differs.append(f"{report.note}, and did not in the engine")
-    elif entry.status == "error" and entry.end is None and entry.sqlstate:
+    elif entry.status == Status.ERROR and entry.end is None and entry.sqlstate:
         report.differs.append(f"it stopped with {entry.sqlstate}, and the replay does not stop")
     elif done.different is None:
         report.note = "nothing to compare its states with"
@@ -266,7 +267,7 @@ def _rows(digest: Digest | None) -> str:
     return "no rows" if digest is None else f"{digest.rows} rows ({digest.value[:8]})"
 
 
-def _version(found: Manifest) -> str:
+def _version(found: BundleManifest) -> str:
     return f"{found.postgres // 10_000}.{found.postgres % 10_000}"
 
 

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, Final
 
 import msgspec
-import psycopg
 
 from headrace.collections.plan import (
     AggregateSpec,
@@ -25,6 +24,7 @@ from headrace.embedded.binaries import WHEEL
 from headrace.embedded.postgres import EmbeddedPostgres
 from headrace.errors import PrerequisiteError
 from headrace.expressions.ir import Remote
+from headrace.postgres import connect
 from headrace.types import FIRST_USER_OID, Field
 
 _VERSIONS: Final = (18, 17, 16, 15, 14)
@@ -88,10 +88,10 @@ def server(folder: Path, version: int) -> Iterator[str]:
             reason = reason or error
             continue
         with embedded:
-            with psycopg.connect(embedded.dsn(), autocommit=True) as conn:
-                conn.execute(f"CREATE ROLE {_ROLE} LOGIN")
+            with connect.session(embedded.dsn(), name="headrace replay") as conn:
+                conn.execute("CREATE ROLE headrace_replay LOGIN")
                 conn.execute("REVOKE ALL ON DATABASE postgres FROM PUBLIC")
-                conn.execute(f"GRANT CONNECT ON DATABASE postgres TO {_ROLE}")
+                conn.execute("GRANT CONNECT ON DATABASE postgres TO headrace_replay")
             yield embedded.dsn(user=_ROLE)
         return
     raise PrerequisiteError(

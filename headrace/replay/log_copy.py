@@ -24,6 +24,7 @@ from headrace.storage.manager import Storage
 from headrace.storage.queue import Queue
 
 _NAMES: Final = "names"
+_READ_NAMES: Final = msgspec.json.Decoder(dict[str, int])
 _FILES: Final = ("positions", "blocks.table", "schemas")
 """In this order: each has what those before it rely on."""
 _ROW: Final = np.dtype([("queue", "<u8"), ("newer", "<u8"), ("older", "<u8")])
@@ -38,9 +39,7 @@ class LogCopy:
         self._queue: Queue | None = None
         self._number = 0
         names = source / _NAMES
-        known = (
-            msgspec.json.decode(names.read_bytes(), type=dict[str, int]) if names.exists() else {}
-        )
+        known = _READ_NAMES.decode(names.read_bytes()) if names.exists() else {}
         name = _name(known, mark)
         if name is None:
             return

@@ -134,16 +134,7 @@ def parser() -> argparse.ArgumentParser:
     top.add_argument("--once", action="store_true", help="print one page and end")
     _add_flags_of_logs(logs)
     _add_flags_of_capture(captured)
-    _add_data_dir(record)
-    record.add_argument(
-        "--last",
-        type=_duration,
-        default=600.0,
-        metavar="TIME",
-        help="how much to retain, such as 90s or 10m (default 10m)",
-    )
-    replay.add_argument("bundle", type=Path, metavar="FILE", help="bundle of headrace capture")
-    replay.add_argument("--json", action="store_true", help="print JSON")
+    _add_flags_of_bundles(record, replay)
     completion.add_argument("shell", choices=_SHELLS, help="the shell that reads the script")
     for report in (check, status, views):
         report.add_argument("--json", action="store_true", help="print JSON")
@@ -186,6 +177,19 @@ def _duration(text: str) -> float:
     if not 0 <= value <= _DURATION_S_MAX:
         raise ValueError(text)
     return value
+
+
+def _add_flags_of_bundles(record: argparse.ArgumentParser, replay: argparse.ArgumentParser) -> None:
+    _add_data_dir(record)
+    record.add_argument(
+        "--last",
+        type=_duration,
+        default=600.0,
+        metavar="TIME",
+        help="how much to retain, such as 90s or 10m (default 10m)",
+    )
+    replay.add_argument("bundle", type=Path, metavar="FILE", help="bundle of headrace capture")
+    replay.add_argument("--json", action="store_true", help="print JSON")
 
 
 def _add_flags_of_capture(command: argparse.ArgumentParser) -> None:

@@ -294,6 +294,12 @@ def worked(
         return cursor.execute(_WORKED, values).fetchall()
 
 
+def queries(conn: Connection) -> dict[int, tuple[str, str | None]]:
+    """Return the query of each view by id, and the SQLSTATE for which it has stopped."""
+    rows = conn.execute("SELECT id, query, sqlstate FROM headrace.views").fetchall()
+    return {int(number): (query, sqlstate) for number, query, sqlstate in rows}
+
+
 def next_id(conn: Connection) -> int:
     """Return an id that no view has had."""
     row: Any = conn.execute(

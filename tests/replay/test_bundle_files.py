@@ -16,8 +16,8 @@ from headrace.replay.bundle import (
     BatchEntry,
     Bundle,
     BundleError,
+    BundleManifest,
     BundleWriter,
-    Manifest,
     StateSize,
     UnitEntry,
     parse_column,
@@ -32,8 +32,8 @@ UNIT = UnitEntry(
 )
 
 
-def manifest(**changes: object) -> Manifest:
-    given = Manifest(
+def manifest(**changes: object) -> BundleManifest:
+    given = BundleManifest(
         *(FORMAT, "0", 6, 160000, "2026-01-01", True, True, [], "", [UNIT], [], [], {})
     )
     return msgspec.structs.replace(given, **changes)
