@@ -198,6 +198,15 @@ class BundleWriter:
         """Write the directory of the archive."""
         self._zip.close()
 
+    def check_size(self) -> None:
+        """Raise UserError, 54000, if the bundle is too large to be read."""
+        if sum(info.file_size for info in self._zip.infolist()) > BYTES_MAX:
+            raise UserError(
+                f"the bundle would have more than {BYTES_MAX >> 30} GB, uncompressed",
+                hint="Capture fewer views with --view, or a shorter time.",
+                sqlstate="54000",
+            )
+
     def put_manifest(self, manifest: BundleManifest) -> None:
         """Add the manifest."""
         self._zip.writestr(_MANIFEST, msgspec.json.encode(manifest))

@@ -227,7 +227,7 @@ class _Writing:
         self._conn: Final = conn
         self._copies: Final = copies
         states = copies.begin, copies.end
-        selector = Selector(copies.catalogs, states, copies.log.after, masked)
+        selector = Selector(copies.catalogs, states, (copies.log.after, copies.log.last), masked)
         self._chosen: Final[Selection] = selector.select(request.views)
         _check_views(request.views, copies.catalogs[1])
 
@@ -239,6 +239,7 @@ class _Writing:
             entries = self._batches(writer, tables)
             writer.put_batches(entries)
             units = [self._unit(writer, unit) for unit in self._chosen.units.values()]
+            writer.check_size()
             writer.put_events(_events(self._settings.events_dir))
             manifest = self._manifest(units, tables, entries)
             writer.put_manifest(manifest)

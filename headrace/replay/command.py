@@ -88,7 +88,11 @@ def run_capture(settings: Settings, request: CaptureRequest, say: Say, *, check:
         return 0
     if not check or not manifest.units:
         return 0
-    report, results = replayed(request.out, settings.source)
+    try:
+        report, results = replayed(request.out, settings.source)
+    except HeadraceError as error:
+        say(f"the bundle could not be replayed here: {error.message}")
+        return 0
     with request.out.open("r+b") as file:
         bundle.add_results(file, results)
     for line in report.lines():
@@ -242,6 +246,8 @@ def _reported(done: UnitReplay, expected: dict[int, UnitResult] | None) -> UnitR
             report.differs.append(f"{report.note}, and did not in the engine")
     elif entry.status == Status.ERROR and entry.end is None and entry.sqlstate:
         report.differs.append(f"it stopped with {entry.sqlstate}, and the replay does not stop")
+    elif done.different is None and entry.end is not None:
+        report.differs.append(f"the batches end before txid {entry.end}, where its states are")
     elif done.different is None:
         report.note = "nothing to compare its states with"
     return report

@@ -81,17 +81,17 @@ class Selector:
         self,
         catalogs: tuple[CatalogCopy, CatalogCopy],
         states: tuple[StatesCopy, StatesCopy | None],
-        after: int,
+        logged: tuple[int, int],
         masked: Columns,
     ) -> None:
         """Take catalog and states at the begin and at the end.
 
-        ``after``: the log has the batches after this txid.  ``masked``: columns that no unit may
+        ``logged``: the log has the batches after the first txid, up to the second.  ``masked``: columns that no unit may
         read.
         """
         self._before, self._now = catalogs
         self._begin, self._end = states
-        self._after: Final = after
+        self._after, self._last = logged
         self._masked: Final = masked
 
     def select(self, wanted: Iterable[str]) -> Selection:
@@ -156,8 +156,9 @@ class Selector:
 
     def _add(self, unit: ChosenUnit, found: dict[int, ChosenUnit]) -> str | None:
         """Add a unit after those that it reads; return why that is not possible."""
-        if unit.begin < self._after:
-            return "the batches that it lacks are not in the log"
+        lacks = unit.end is None or unit.end > unit.begin
+        if lacks and (unit.begin < self._after or (unit.end or 0) > self._last):
+            return "the log does not have all batches between its states"
         end = self._end
         if end is not None and end.feeds.get(unit.id, {}) != unit.feeds and unit.id in end.marks:
             return "the subplans that it shares were changed meanwhile"

@@ -151,6 +151,7 @@ def test_a_replay_says_where_it_differs(engine, commander, tmp_path):
     told = outcome({"batches.bin": without_inserts(found)})
     assert "first differs in txid" in told
     assert re.search(r"state \S+ \((?:join|reduce|source)\) after txid \d+: \d+ keys differ", told)
+    assert "the batches end before txid" in outcome({"batches.bin": b"", "results.json": None})
     assert "first differs" not in outcome(
         {"batches.bin": without_inserts(found), "results.json": None}
     )

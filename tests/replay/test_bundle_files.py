@@ -182,6 +182,17 @@ def test_a_length_or_document_that_is_wrong_is_refused(bundle, tmp_path, name, d
     assert "damaged" in said or "not a replay bundle" in said
 
 
+def test_a_bundle_that_is_too_large_is_neither_written_nor_read(bundle, tmp_path, monkeypatch):
+    monkeypatch.setattr("headrace.replay.bundle.BYTES_MAX", 100)
+    assert "too large" in refused(bundle)
+    with (tmp_path / "other.zip").open("w+b") as file:
+        writer = BundleWriter(file)
+        writer.put_manifest(manifest())
+        with pytest.raises(UserError, match="would have more than"):
+            writer.check_size()
+        writer.close()
+
+
 def test_a_mask_names_a_column():
     assert parse_column("a.b.c") == ("a", "b", "c")
     for wrong in ("a.b", "a.b.c.d", "a..c", ""):
