@@ -86,8 +86,8 @@ class Selector:
     ) -> None:
         """Take catalog and states at the begin and at the end.
 
-        ``logged``: the log has the batches after the first txid, up to the second.  ``masked``: columns that no unit may
-        read.
+        ``logged``: the log has the batches after the first txid, up to the second.
+        ``masked``: columns that no unit may read.
         """
         self._before, self._now = catalogs
         self._begin, self._end = states
