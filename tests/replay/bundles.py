@@ -129,15 +129,13 @@ def with_other_value(
 
 
 def without_inserts(bundle: Bundle) -> bytes:
-    """Return the messages of a bundle's batches, without the inserts of the last one."""
+    """Return the messages of a bundle's batches, without the inserts of the last that has any."""
     out = io.BytesIO()
     writer = FramesWriter(out)
     found = list(bundle.frames())
-    assert any(m[:1] == b"I" for m in found[-1][1])
-    for txid, messages in found[:-1]:
-        writer.put(txid, messages)
-    txid, messages = found[-1]
-    writer.put(txid, [m for m in messages if m[:1] != b"I"])
+    last = max(txid for txid, messages in found if any(m[:1] == b"I" for m in messages))
+    for txid, messages in found:
+        writer.put(txid, [m for m in messages if txid != last or m[:1] != b"I"])
     return out.getvalue()
 
 
