@@ -23,7 +23,7 @@ QUERY = "SELECT g, count(*) AS n FROM items GROUP BY g"
 ASKED = {
     verb.name: "'v'" if verb.parameters and verb.parameters[0].required else ""
     for verb in VERBS.values()
-    if verb.asked
+    if verb.asked and verb.selected
 }
 """The arguments of each function that asks."""
 
