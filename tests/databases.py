@@ -81,6 +81,8 @@ class Databases:
                 self._uses[name] = self._uses.pop(old)
                 statement = sql.SQL("ALTER DATABASE {} RENAME TO {}")
                 conn.execute(statement.format(sql.Identifier(old), sql.Identifier(name)))
+                # A process that was about to end may have made one since it was emptied.
+                drop_slots(conn, name)
             else:
                 self._uses[name] = 0
                 conn.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))
