@@ -139,7 +139,8 @@ class Fork:
     ) -> dict[int, pa.RecordBatch | HeadraceError]:
         """Return the diffs of each unit, or the error that would stop it.  Called once.
 
-        ``changes`` have columns by number, and an LSN after every start of a view.  ``instant``
+        ``bound`` begins anew with each unit; a cancellation is repeated until this has returned
+        (``Job.cancelling``).  ``changes`` have columns by number, and an LSN after every start of a view.  ``instant``
         is the timestamp of views that read the clock, microseconds since 2000-01-01 UTC.
 
         Raises:
@@ -153,6 +154,7 @@ class Fork:
                 continue
             fed = {node: out[feeder] for node, feeder in unit.record.feeds.items()}
             try:
+                bound.begin()
                 with bound.applied():
                     out[unit.id] = self._of_unit(unit, changes, fed, instant)
             except BugError as error:

@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from headrace.errors import TransientError
 from headrace.runtime import worker_handles
 from headrace.runtime.durability import Durability
 from headrace.runtime.engine_state import EngineState
@@ -78,10 +79,18 @@ class DurableUnits:
         """Return the wanted units once all are durable, without those that are gone.
 
         None: call again.
+
+        Raises:
+            TransientError: 40001, a unit went back, or its view does not lead any more.  A
+                checkpoint might never contain it.
         """
         state = self._state
         self._durability.end()
         units = [u for u in map(state.unit, wanted.txids) if u is not None and u.store is not None]
+        views = [view for view in map(state.views.get, wanted.views) if view is not None]
+        back = any(u.mark.txid < wanted.txids[u.id] or not u.reachable for u in units)
+        if back or not all(view.leads for view in views):
+            raise TransientError("a view has fallen behind meanwhile", sqlstate="40001")
         if any(unit.durable.txid < wanted.txids[unit.id] for unit in units):
             if not state.checkpoints.underway:
                 self._durability.begin()

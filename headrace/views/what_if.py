@@ -173,14 +173,11 @@ def _hold(context: JobContext, job: Job, conn: Connection, request: WhatIfHold) 
     asked = {"lsn": lsn, "tables": captured.leaves(conn, [request.table])}
     folder = settings.forks_dir / str(number)
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    held: HeldStates | None = None
     try:
         held = _copied(context, job, request, asked, folder, instant)
         if not questions.stands(conn, number):
             raise TransientError("the session has not waited for the states", sqlstate="40001")
     except BaseException:
-        if held is not None:
-            held.close()
         shutil.rmtree(folder, ignore_errors=True)
         raise
     context.held[number] = held
@@ -334,8 +331,9 @@ def what_if(context: JobContext, job: Job, request: WhatIf) -> dict[str, Any]:
     """
     most = request.most
     with (
-        context.explanations.take(job, request.caller),
+        # First of all: states that are not taken are dropped after a while.
         _taken(context, request) as held,
+        context.explanations.take(job, request.caller),
         job.connection(context.settings.source, what="what_if") as conn,
         job.translating(),
         contextlib.ExitStack() as stack,
