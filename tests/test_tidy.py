@@ -43,8 +43,8 @@ ROOMS: dict[str, set[str]] = {
     },
     "forks": {"collections", "expressions", "network", "process", "state"},
     "replay": {
-        *("collections", "embedded", "expressions", "forwarder", "kernels", "postgres"),
-        *("process", "runtime", "sql", "state", "storage"),
+        *("collections", "embedded", "expressions", "forwarder", "kernels", "network"),
+        *("postgres", "process", "runtime", "sql", "state", "storage"),
     },
     "embedded": {"process", "sql"},
     "population": {

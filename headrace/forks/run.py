@@ -140,8 +140,9 @@ class Fork:
         """Return the diffs of each unit, or the error that would stop it.  Called once.
 
         ``bound`` begins anew with each unit; a cancellation is repeated until this has returned
-        (``Job.cancelling``).  ``changes`` have columns by number, and an LSN after every start of a view.  ``instant``
-        is the timestamp of views that read the clock, microseconds since 2000-01-01 UTC.
+        (``Job.cancelling``).  ``changes`` have columns by number, and an LSN after every start of
+        a view.  ``instant`` is the timestamp of views that read the clock, microseconds since
+        2000-01-01 UTC.
 
         Raises:
             TransientError: the changes do not fit the states, or something is out of reach.

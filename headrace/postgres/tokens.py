@@ -38,6 +38,7 @@ class Token(NamedTuple):
 
 
 STRINGS: Final = frozenset(("plain", "escape", "dollar", "unicode", "national", "bits"))
+_LOWER: Final = re.compile(r"[a-z_][a-z0-9_]*")
 _OPERATOR_MAX: Final = 63
 _FOLDED: Final = str.maketrans(string.ascii_uppercase, string.ascii_lowercase)
 """Folds ASCII only, as Postgres does in multi-byte encodings; with a single-byte encoding Postgres
@@ -167,6 +168,11 @@ def name(word: str) -> str:
 def identifier(called: str) -> str:
     """Return a name as a quoted identifier; the inverse of ``name``."""
     return '"' + called.replace('"', '""') + '"'
+
+
+def qualified(*names: str) -> str:
+    """Return a qualified name for people, quoted where it is not in lower case."""
+    return ".".join(n if _LOWER.fullmatch(n) else identifier(n) for n in names)
 
 
 def doubled(text: str) -> str:

@@ -31,6 +31,7 @@ import msgspec
 import numpy as np
 
 from headrace.errors import PrerequisiteError, UserError
+from headrace.network.messages import UnitRecord
 
 FORMAT: Final = 1
 """Version of the bundle; a reader refuses later ones."""
@@ -75,14 +76,7 @@ class StateSize(msgspec.Struct, frozen=True):
 class UnitEntry(msgspec.Struct, frozen=True):
     """A unit: a view, or a subplan that views share."""
 
-    id: int
-    name: str
-    plan: dict[str, Any]
-    settings: dict[str, str]
-    start_lsn: int
-    owner: str
-    limits: dict[str, int]
-    feeds: dict[str, int]
+    record: UnitRecord
     begin: int
     """Txid of its first states."""
     end: int | None
@@ -92,6 +86,16 @@ class UnitEntry(msgspec.Struct, frozen=True):
     status: str = ""
     sqlstate: str | None = None
     """Why it has stopped."""
+
+    @property
+    def id(self) -> int:
+        """ID of the unit; that of a subplan is negative."""
+        return self.record.id
+
+    @property
+    def name(self) -> str:
+        """Name for messages."""
+        return self.record.name
 
 
 class Observed(msgspec.Struct, frozen=True):

@@ -278,10 +278,11 @@ class _Writing:
     def _unit(self, writer: BundleWriter, unit: ChosenUnit) -> UnitEntry:
         """Write the states of a unit; return its entry."""
         begin, end, rows = self._copies.begin, self._copies.end, self._request.rows
-        first = begin.db.pieces(unit.id)
+        unit_id = unit.record.id
+        first = begin.db.pieces(unit_id)
         sizes: list[StateSize] = []
         with contextlib.ExitStack() as inside:
-            out = inside.enter_context(writer.states(unit.id, "begin")) if rows else None
+            out = inside.enter_context(writer.states(unit_id, "begin")) if rows else None
             for name in sorted(first):
                 if out is not None:
                     out.state(name)
@@ -294,17 +295,10 @@ class _Writing:
                         out.put(keys, values)
                 sizes.append(StateSize(name, pairs, key_bytes, value_bytes))
         if rows and end is not None and unit.end is not None:
-            self._changes(writer, unit.id, begin, end)
+            self._changes(writer, unit_id, begin, end)
         view = unit.view
         return UnitEntry(
-            id=unit.id,
-            name=unit.name,
-            plan=unit.plan,
-            settings=unit.settings,
-            start_lsn=unit.start_lsn,
-            owner=unit.owner,
-            limits=unit.limits,
-            feeds=unit.feeds,
+            record=unit.record,
             begin=unit.begin,
             end=unit.end,
             states=sizes,

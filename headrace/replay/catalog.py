@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any, Final
@@ -17,7 +16,6 @@ from headrace.sql import views, watched
 from headrace.sql.status import UNFINISHED, Status
 from headrace.sql.views import WorkedView
 
-_PLAIN: Final = re.compile(r"[a-z_][a-z0-9_]*")
 _READ_ONLY: Final = "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY"
 # As in ``postgres/fingerprint.py``.
 _COLUMNS: Final = """
@@ -49,12 +47,7 @@ class CapturedView:
     @property
     def shown(self) -> str:
         """Its name for messages."""
-        return qualified(self.row.schema_name, self.row.view_name)
-
-
-def qualified(*names: str) -> str:
-    """Return a qualified name, quoted where that is necessary."""
-    return ".".join(n if _PLAIN.fullmatch(n) else tokens.identifier(n) for n in names)
+        return tokens.qualified(self.row.schema_name, self.row.view_name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +92,7 @@ def columns(
         observed = [Observed(seen, [tuple(entry) for entry in attributes])]
         for facts in catalog.facts.values():
             observed += _earlier(facts, oid)
-        out[oid] = qualified(schema, name), _unique(observed)
+        out[oid] = tokens.qualified(schema, name), _unique(observed)
     return out
 
 

@@ -161,7 +161,10 @@ def replayed(path: Path, dsn: str = "") -> tuple[Report, list[UnitResult]]:
                 hint=f"Replay it with Headrace {manifest.headrace}.",
             )
         units, reports = _replayable(manifest)
-        if any(evaluation.asks_server(plan.from_json(unit.plan)) for unit in units) and not dsn:
+        if (
+            any(evaluation.asks_server(plan.from_json(unit.record.plan)) for unit in units)
+            and not dsn
+        ):
             try:
                 dsn = inside.enter_context(evaluation.server(folder, manifest.postgres))
             except PrerequisiteError as error:
@@ -195,7 +198,7 @@ def _replayable(manifest: BundleManifest) -> tuple[list[UnitEntry], dict[int, Un
     reports: dict[int, UnitReport] = {}
     for unit in manifest.units:
         try:
-            reason = evaluation.objection(plan.from_json(unit.plan))
+            reason = evaluation.objection(plan.from_json(unit.record.plan))
         except (ValueError, TypeError, KeyError) as error:
             reason = f"this version cannot read its plan: {type(error).__name__}"
         _sort(unit, reason, units, reports)
@@ -207,7 +210,7 @@ def _without_server(
 ) -> tuple[list[UnitEntry], dict[int, UnitReport]]:
     left: list[UnitEntry] = []
     for unit in units:
-        asks = evaluation.asks_server(plan.from_json(unit.plan))
+        asks = evaluation.asks_server(plan.from_json(unit.record.plan))
         _sort(unit, error.message if asks else None, left, reports)
     return left, reports
 
@@ -216,7 +219,7 @@ def _sort(
     unit: UnitEntry, reason: str | None, units: list[UnitEntry], reports: dict[int, UnitReport]
 ) -> None:
     """Add a unit to ``units``, or a report of why it is left out."""
-    below = [reports[f].left_out for f in unit.feeds.values() if f in reports]
+    below = [reports[f].left_out for f in unit.record.feeds.values() if f in reports]
     reason = reason or next((f"a subplan that it shares: {r}" for r in below if r), None)
     if reason is None:
         units.append(unit)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
@@ -74,11 +74,6 @@ class LogCopy:
             message = f"the log does not hold txid {txid}"
             raise Damaged(message)
         return packing.record(txid, frames), packing.unpack(txid, frames, {})
-
-    def batches(self, first: int, last: int) -> Iterator[tuple[BatchRecord, Batch]]:
-        """Yield the batches from ``first`` to ``last``."""
-        for txid in range(first, last + 1):
-            yield self.read(txid)
 
     def close(self) -> None:
         """Close the copy."""

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+import msgspec
 import pyarrow as pa
 
 from headrace.collections import plan, subplans
@@ -20,6 +21,7 @@ from headrace.errors import HeadraceError
 from headrace.expressions.pool import Pool
 from headrace.forwarder.batcher import Batch
 from headrace.kernels.pgoutput import Changes, Decoder
+from headrace.network.messages import UnitRecord
 from headrace.postgres.numbering import Observation, StreamAttribute, VisibleXids
 from headrace.process import bounds
 from headrace.process.memory_reservations import GRANT_BYTES_MIN, Grants
@@ -88,7 +90,7 @@ class Replay:
             self._evaluators,
             Grants(max(self._settings.memory.batches, GRANT_BYTES_MIN), GRANT_BYTES_MIN),
         )
-        self.units: Final = {entry.id: UnitReplay(entry, _unit(entry)) for entry in entries}
+        self.units: Final = {entry.id: UnitReplay(entry, _unit(entry.record)) for entry in entries}
         self._decoder: Final = Decoder()
         self._tables: Final = _Tables(bundle.manifest.tables)
 
@@ -142,7 +144,7 @@ class Replay:
             # Without last states there is nothing to compare, and all batches are processed.
             wanted = end is None or txid <= end or entry.id in needed
             if wanted and done.stopped is None and done.unit.mark.txid < txid:
-                needed.update(entry.feeds.values())
+                needed.update(entry.record.feeds.values())
                 out.append(done)
         return out[::-1]
 
@@ -250,16 +252,10 @@ def _levels(units: Sequence[Unit]) -> list[list[Unit]]:
     return out
 
 
-def _unit(entry: UnitEntry) -> Placed:
+def _unit(record: UnitRecord) -> Placed:
     # A slow machine must not exceed a limit of time.
-    limits = {name: most for name, most in entry.limits.items() if name != bounds.TIME}
-    whole = plan.from_json(entry.plan)
-    made = Placed(
-        entry.id, whole, entry.settings, entry.start_lsn, limits=limits, owner=entry.owner
-    )
-    if entry.feeds:
-        made.feed_on(entry.feeds)
-    return made
+    limits = {name: most for name, most in record.limits.items() if name != bounds.TIME}
+    return Placed.of_record(msgspec.structs.replace(record, limits=limits))
 
 
 def _settings(given: Mapping[str, Any], folder: Path, dsn: str) -> Settings:
@@ -310,7 +306,7 @@ def digest(txid: int, diffs: pa.RecordBatch) -> Digest:
 def collection(entry: UnitEntry, state: str) -> str:
     """Return the kind of the collection that has a state, for messages."""
     owner = subplans.owner(state)
-    whole = plan.from_json(entry.plan)
+    whole = plan.from_json(entry.record.plan)
     inner = [n for node in whole.nodes if isinstance(node, plan.RecursiveSpec) for n in node.step]
     found = [node for node in (*whole.nodes, *inner) if node.id == owner]
     return plan.kind(type(found[0])).lower() if found else "collection"

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Final
+
+import msgspec
 
 from headrace.collections import plan
 from headrace.collections.plan import PhysicalPlan
+from headrace.network.messages import UnitRecord
 from headrace.replay.bundle import LeftOut
 from headrace.replay.catalog import CapturedView, CatalogCopy
 from headrace.replay.sources import StatesCopy
+from headrace.runtime import worker_handles
 from headrace.runtime.shared import Shared
 from headrace.sql import nodes
 from headrace.sql.status import Status
@@ -25,14 +29,7 @@ Columns = Collection[tuple[int, int]]
 class ChosenUnit:
     """A unit that is captured."""
 
-    id: int
-    name: str
-    plan: dict[str, Any]
-    settings: dict[str, str]
-    start_lsn: int
-    owner: str
-    limits: dict[str, int]
-    feeds: dict[str, int]
+    record: UnitRecord
     begin: int
     end: int | None
     view: CapturedView | None = None
@@ -40,7 +37,7 @@ class ChosenUnit:
     @property
     def whole(self) -> PhysicalPlan:
         """Its plan."""
-        return plan.from_json(self.plan)
+        return plan.from_json(self.record.plan)
 
 
 @dataclass(slots=True)
@@ -134,15 +131,18 @@ class Selector:
 
     def _chosen(self, view: CapturedView) -> ChosenUnit:
         row = view.row
-        return ChosenUnit(
+        record = UnitRecord(
             row.id,
-            view.shown,
             row.plan,
             {str(k): str(v) for k, v in (row.settings or {}).items()},
             parse_lsn(row.start_lsn) if row.start_lsn else 0,
             row.owner or "",
             dict(ViewSpec.of(row.options or {}).limits),
+            view.shown,
             self._begin.feeds.get(row.id, {}),
+        )
+        return ChosenUnit(
+            record,
             self._begin.marks[row.id].txid,
             self._end_of(row.id, stopped=row.status == Status.ERROR),
             view,
@@ -159,8 +159,8 @@ class Selector:
         lacks = unit.end is None or unit.end > unit.begin
         if lacks and (unit.begin < self._after or (unit.end or 0) > self._last):
             return "the log does not have all batches between its states"
-        end = self._end
-        if end is not None and end.feeds.get(unit.id, {}) != unit.feeds and unit.id in end.marks:
+        end, unit_id, feeds = self._end, unit.record.id, unit.record.feeds
+        if end is not None and end.feeds.get(unit_id, {}) != feeds and unit_id in end.marks:
             return "the subplans that it shares were changed meanwhile"
         if unit.end is not None and unit.end < unit.begin:
             return "it went back meanwhile"
@@ -170,12 +170,12 @@ class Selector:
             return f"its plan cannot be read: {type(error).__name__}"
         if read & set(self._masked):
             return "it reads a masked column"
-        for feeder in dict.fromkeys(unit.feeds.values()):
+        for feeder in dict.fromkeys(feeds.values()):
             if feeder not in found and (reason := self._add_below(feeder, found)) is not None:
                 return reason
             if found[feeder].begin > unit.begin:
                 return "it was behind a subplan that it shares"
-        found[unit.id] = unit
+        found[unit_id] = unit
         return None
 
     def _add_below(self, feeder: int, found: dict[int, ChosenUnit]) -> str | None:
@@ -194,15 +194,9 @@ class Selector:
         return None
 
     def _subplan(self, shared: Shared) -> ChosenUnit:
+        name = f"subplan {shared.id} ({shared.shown})"
         return ChosenUnit(
-            shared.id,
-            f"subplan {shared.id} ({shared.shown})",
-            plan.to_json(shared.plan),
-            shared.settings,
-            shared.start_lsn,
-            shared.owner,
-            shared.limits,
-            shared.feeds,
+            msgspec.structs.replace(worker_handles.record(shared), name=name),
             self._begin.marks[shared.id].txid,
             self._end_of(shared.id, stopped=False),
         )

@@ -19,7 +19,7 @@ from typing import Final
 from headrace import clock
 from headrace.config import Settings
 from headrace.errors import PrerequisiteError
-from headrace.process import durable
+from headrace.process import directory_lock, durable
 from headrace.replay.log_copy import LogCopy
 from headrace.runtime import log_pins, positions, shared
 from headrace.runtime.positions import StateMark
@@ -141,15 +141,7 @@ class DataDirectory:
     @property
     def running(self) -> bool:
         """Whether an engine uses the directory."""
-        lock = self._settings.data_dir / "lock"
-        if not lock.exists():
-            return False
-        with lock.open("rb") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            except BlockingIOError:
-                return True
-        return False
+        return directory_lock.is_held(self._settings.data_dir)
 
     @property
     def bases(self) -> list[RecordedBase]:

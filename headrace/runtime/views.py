@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -51,7 +50,6 @@ Connection = psycopg.Connection[Any]
 _log = structlog.get_logger(__name__)
 
 _EMPTY: Final = StateMark(0, 0, 0)
-_PLAIN: Final = re.compile(r"[a-z_][a-z0-9_]*")
 _CURSORS: Final = {
     Status.RUNNING: CursorState.CATCHING_UP,
     Status.SINK_ERROR: CursorState.BLOCKED,
@@ -456,10 +454,7 @@ class View(Unit):
     @property
     def argument(self) -> str:
         """Its name, escaped for a text literal in a call; without the quotes."""
-        names = (self.target.schema_name, self.target.table_name)
-        return tokens.doubled(
-            ".".join(n if _PLAIN.fullmatch(n) else tokens.identifier(n) for n in names)
-        )
+        return tokens.doubled(tokens.qualified(self.target.schema_name, self.target.table_name))
 
 
 def load(conn: Connection) -> list[View]:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from headrace import errors
+from headrace.collections import plan
 from headrace.config import Settings
 from headrace.errors import BugError, HeadraceError, Interrupted
 from headrace.expressions.pool import Pool
@@ -16,6 +17,7 @@ from headrace.network.messages import (
     Export,
     StageDone,
     UnitDiffs,
+    UnitRecord,
     Work,
     WriteSnapshot,
 )
@@ -34,6 +36,20 @@ class Placed(Unit):
     """A unit that is placed here."""
 
     owner: str = ""
+
+    @classmethod
+    def of_record(cls, record: UnitRecord) -> Placed:
+        """Return the unit that a record describes, without states."""
+        made = cls(
+            record.id,
+            plan.from_json(record.plan),
+            record.settings,
+            record.start_lsn,
+            record.owner,
+            limits=record.limits,
+        )
+        made.feed_on(record.feeds)
+        return made
 
     @property
     def session_owner(self) -> str:

@@ -444,16 +444,7 @@ def _empty(folder: Path) -> None:
 
 def _made(record: UnitRecord) -> Placed:
     events.know_view(record.id, record.name)
-    made = Placed(
-        record.id,
-        plan.from_json(record.plan),
-        record.settings,
-        record.start_lsn,
-        record.owner,
-        limits=record.limits,
-    )
-    made.feed_on(record.feeds)
-    return made
+    return Placed.of_record(record)
 
 
 def _clock(flow: Dataflow, word: AskClock) -> int:

@@ -5,7 +5,6 @@ Nothing is created or changed.  Without a connection the checks of the source ar
 
 from __future__ import annotations
 
-import fcntl
 import os
 import shutil
 import socket
@@ -25,7 +24,7 @@ from headrace.config import ENV_SETTINGS, Settings, address
 from headrace.errors import HeadraceError, PrerequisiteError
 from headrace.postgres import connect, decoding_standby
 from headrace.postgres import slot as setup
-from headrace.process import password_files, rpc, secret_files
+from headrace.process import directory_lock, password_files, rpc, secret_files
 from headrace.redaction import redact
 from headrace.server import provisioning, standby_check, traces
 from headrace.sql import install, views
@@ -138,15 +137,8 @@ def _data_dir(path: Path) -> str:
             f'"{there}" cannot be written',
             hint="Choose another directory with --data-dir DIR, or grant write access to this one.",
         )
-    lock = path / "lock"
-    if lock.exists():
-        with lock.open("a") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError as error:
-                raise PrerequisiteError(
-                    f'another headrace uses data directory "{path}"', sqlstate="55006"
-                ) from error
+    if directory_lock.is_held(path):
+        raise directory_lock.in_use(path)
     return str(path)
 
 

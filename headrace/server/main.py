@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import fcntl
 import os
 import signal
 import sys
@@ -22,7 +21,7 @@ from headrace.config import Settings
 from headrace.errors import HeadraceError, PrerequisiteError, TransientError
 from headrace.postgres import connect, decoding_standby, failures
 from headrace.postgres import slot as setup
-from headrace.process import durable, password_files, rpc, secret_files
+from headrace.process import directory_lock, durable, password_files, rpc, secret_files
 from headrace.process.fork_server import ForkServer
 from headrace.runtime import ownership
 from headrace.server import janitor
@@ -96,13 +95,7 @@ def lock_data_dir(path: Path) -> Any:
         ) from error
     if path.stat().st_mode & 0o077:
         path.chmod(0o700)
-    with (path / "lock").open("a") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise PrerequisiteError(
-                f'another headrace uses data directory "{path}"', sqlstate="55006"
-            ) from error
+    with directory_lock.held(path):
         yield
 
 

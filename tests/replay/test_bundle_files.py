@@ -11,6 +11,7 @@ import pytest
 
 from headrace.errors import UserError
 from headrace.kernels.pgoutput import Begin, Commit
+from headrace.network.messages import UnitRecord
 from headrace.replay.bundle import (
     FORMAT,
     BatchEntry,
@@ -27,7 +28,9 @@ from headrace.replay.masks import MessageFilter
 from tests.replay.bundles import replayed, rewritten
 
 UNIT = UnitEntry(
-    *(1, "public.v", {"kind": "PhysicalPlan", "nodes": []}, {}, 0, "owner", {}, {}, 0, 2),
+    UnitRecord(1, {"kind": "PhysicalPlan", "nodes": []}, {}, 0, "owner", {}, "public.v"),
+    0,
+    2,
     [StateSize("a", 2, 2, 2)],
 )
 
