@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import threading
 from functools import partial
+from types import SimpleNamespace
 
 import psycopg
 import pytest
@@ -13,6 +14,7 @@ from headrace.forwarder import policy
 from headrace.runtime import catching_up
 from headrace.runtime.coalesced_batch import CoalescedBatch, part_of
 from headrace.runtime.intake_log import IntakeLog
+from headrace.runtime.ticker import Ticker
 from headrace.sql.status import CursorState
 from tests.compared import differs, multiset
 from tests.runtime import test_sharing
@@ -158,3 +160,35 @@ def test_views_of_each_kind_are_right_at_each_of_their_times(source, database, s
         assert {view.message for view in running.book.views.values()} == {None}
         running.stop()
     assert parts.views, "they lagged"
+
+
+def test_a_commit_before_the_tick_does_not_date_a_change_of_the_calendar():
+    """The change has a batch of its own, with the time at which the value began."""
+    midnight, commit = 1_000, 5_000
+    passed: list[int] = []
+
+    class Clocked:
+        now = 0
+
+        def due(self, instant: int) -> bool:
+            return not passed and instant >= midnight
+
+        def changed(self, instant: int) -> int:
+            return midnight if self.due(instant) else 0
+
+        def near(self, _: int) -> int:
+            return 0
+
+        rows = crossing = near
+
+    view = SimpleNamespace(id=1, leads=True, clocked=lambda *_: Clocked())
+    state = SimpleNamespace(
+        index=SimpleNamespace(clocked=[view]), settings=None, evaluators=None, stopping=False
+    )
+    ticker = Ticker(state, passed.append, lambda _: None)
+    ticker.catch_up(midnight - 1)
+    assert passed == []
+    ticker.catch_up(commit)
+    assert passed == [midnight]
+    ticker.catch_up(commit + 1)
+    assert passed == [midnight]
