@@ -168,13 +168,16 @@ def answered(conn: Blocking, command: int) -> Iterator[None]:
     """Signal inside of the block that the question with this command has its answer.
 
     The signal is a lock: a session whose snapshot is older than the answer sees it as well.
+    If another role has taken it exclusively, this session has seen a signal too early, and no
+    longer asks (``stands``).
     """
     lock = (_SIGNAL_CLASS, command & _KEY_MAX)
-    conn.execute("SELECT pg_advisory_lock_shared(%s, %s)", lock)
+    row: Any = conn.execute("SELECT pg_try_advisory_lock_shared(%s, %s)", lock).fetchone()
     try:
         yield
     finally:
-        conn.execute("SELECT pg_advisory_unlock_shared(%s, %s)", lock)
+        if row[0]:
+            conn.execute("SELECT pg_advisory_unlock_shared(%s, %s)", lock)
 
 
 def _json(value: Mapping[str, Any]) -> str:
