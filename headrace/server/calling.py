@@ -16,7 +16,6 @@ from headrace.server.context import CONTEXT_QUERY, CallContext, read_context
 from headrace.server.flow import Flow, Pending
 from headrace.server.queries import Queries
 from headrace.server.states import SessionState
-from headrace.sql.verbs import VERBS
 
 _NAME: Final = b"__headrace_"
 _ANSWERS: Final = b"12DC33"
@@ -182,11 +181,8 @@ class Calling:
         if found is not None:
             if not pending.extended:
                 out += m.row_description(found.columns)
-            out += m.data_rows(found, pending.formats, flow.encoding)
-        tag = "CALL"
-        if found is not None and VERBS[pending.invocation.procedure].selected:
-            tag = f"SELECT {len(found.rows)}"
-        out += m.command_complete(tag)
+            out += m.data_rows(found, flow.encoding)
+        out += m.command_complete("CALL")
         if not pending.extended:
             out += m.ready_for_query(flow.pipeline.status)
         flow.to_client(out)

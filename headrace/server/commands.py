@@ -10,7 +10,6 @@ import contextlib
 import itertools
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Mapping
-from functools import partial
 from typing import Any, Final, Protocol
 
 import msgspec
@@ -36,7 +35,6 @@ from headrace.sql.verbs import (
 )
 from headrace.sql.view_spec import ViewSpec
 from headrace.sql.views import Unfinished
-from headrace.types import FLOAT8, INT8, JSONB, TEXT
 
 LINGER_S: Final = 60.0
 """Seconds that a cancelled call waits for the builder to clean up."""
@@ -48,31 +46,6 @@ ROLE_BYTES_MAX: Final = 4 << 20
 
 _PLANNED_PHASES: Final = frozenset(("pending", "planning"))
 
-ADVICE: Final = (
-    *(("topic", TEXT), ("subject", TEXT), ("finding", TEXT)),
-    *(("value", FLOAT8), ("unit", TEXT), ("advice", TEXT)),
-)
-"""Columns of advise; ``sql/advise.sql`` has the same."""
-PLACEMENT: Final = (
-    *(("what", TEXT), ("name", TEXT), ("worker", TEXT), ("why", TEXT)),
-    *(("bytes_s", INT8), ("cost", INT8), ("ns_per_row", INT8)),
-)
-"""Columns of explain_placement; ``sql/explain_placement.sql`` has the same."""
-WHY: Final = (
-    *(("txid", INT8), ("source", TEXT), ("contents", JSONB)),
-    *(("rows", INT8), ("note", TEXT)),
-)
-"""Columns of why; ``sql/why.sql`` has the same."""
-WHY_NOT: Final = (
-    *(("txid", INT8), ("node", TEXT), ("operator", TEXT)),
-    *(("rows", INT8), ("reason", TEXT)),
-)
-"""Columns of why_not; ``sql/why_not.sql`` has the same."""
-WHAT_IF: Final = (
-    *(("view", TEXT), ("change", TEXT), ("times", INT8)),
-    *(("before", JSONB), ("after", JSONB), ("note", TEXT)),
-)
-"""Columns of what_if; ``sql/what_if_rows.sql`` has the same."""
 _COLUMNS: Final = {
     "verify_view": "surplus missing contents",
     "queues": (
@@ -102,9 +75,21 @@ _COLUMNS: Final = {
     ),
     "rebalance": "view worker_now worker_then busy_us moved problem",
     "sources": "source state position lag_bytes changes heard_at views tables problem",
+    "advise": "topic subject finding value unit advice",
+    "explain_placement": "what name worker why bytes_s cost ns_per_row",
+    "why": "txid source contents rows note",
+    "why_not": "txid node operator rows reason",
+    "what_if_plan": "plan",
+    "what_if": "view change times before after note",
 }
 """Columns of the functions that ask the engine.  Their rows travel as JSON, so only the function in
 ``sql/`` has the types."""
+DOCUMENTS: Final = {
+    "why": frozenset(("contents",)),
+    "what_if_plan": frozenset(("plan",)),
+    "what_if": frozenset(("before", "after")),
+}
+"""Of these, the columns whose values are texts of JSON."""
 
 Report = Callable[[str], None]
 Later = Callable[[BaseException | None], None]
@@ -293,10 +278,9 @@ class Commands:
         if reporter is not None and verb.fills:
             reporter.flush()
         _say(answer, report)
-        if verb.asked and not verb.step:
-            return _answered(verb.name, answer)
-        shown = _SHOWN.get(verb.name)
-        return shown(answer) if shown else None
+        if (shown := _SHOWN.get(verb.name)) is not None:
+            return shown(answer)
+        return _rows(verb.name, answer) if verb.name in _COLUMNS else None
 
     async def _wait_for(self, request: WaitFor) -> None:
         if self._waits is None:
@@ -387,30 +371,20 @@ def _say(answer: Any, report: Report) -> None:
         report(str(text))
 
 
-def _explained(answer: dict[str, Any]) -> ResultSet:
-    return ResultSet.of_lines("plan", answer["lines"])
-
-
-def _checked(stages: dict[str, str]) -> ResultSet:
-    # A CALL returns one row.
-    return ResultSet((("plan", TEXT),), [(stages["physical"].rstrip("\n"),)])
-
-
-def _answered(name: str, answer: Any) -> ResultSet:
-    """Return the answer for a function that asks; verify_view has notices beside its rows."""
+def _rows(name: str, answer: Any) -> ResultSet:
+    """Return the rows of an answer; it may have notices beside them."""
     rows = answer["rows"] if isinstance(answer, dict) else answer
-    return ResultSet(tuple((column, TEXT) for column in _COLUMNS[name].split()), rows)
+    return ResultSet(tuple(_COLUMNS[name].split()), rows)
+
+
+def _of_one(column: str, *values: str) -> ResultSet:
+    return ResultSet((column,), [(value,) for value in values])
 
 
 _SHOWN: Final[dict[str, Callable[[Any], ResultSet]]] = {
-    "explain_view": _explained,
-    "check_view": _checked,
-    "advise": partial(ResultSet, ADVICE),
-    "create_worker_token": lambda answer: ResultSet((("token", TEXT),), [(answer["token"],)]),
-    "explain_placement": partial(ResultSet, PLACEMENT),
-    "why": lambda answer: ResultSet(WHY, answer["rows"]),
-    "why_not": lambda answer: ResultSet(WHY_NOT, answer["rows"]),
-    "what_if_plan": lambda answer: ResultSet((("plan", JSONB),), answer["rows"]),
-    "what_if": lambda answer: ResultSet(WHAT_IF, answer["rows"]),
+    "explain_view": lambda answer: _of_one("plan", *answer["lines"]),
+    # A CALL returns one row.
+    "check_view": lambda stages: _of_one("plan", stages["physical"].rstrip("\n")),
+    "create_worker_token": lambda answer: _of_one("token", answer["token"]),
 }
 """Functions that build the result set, for other verbs that return rows."""

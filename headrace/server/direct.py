@@ -5,7 +5,7 @@ The caller of a row is the role whose OID was stored when the row was written
 an error fails only that command.
 
 There are three connections of the engine's role.  The first listens, and looks for the questions
-of functions (``sql/questions.py``); ``headrace.engine_running`` looks for its backend.  The second
+of functions (``server/asking.py``); ``headrace.engine_running`` looks for its backend.  The second
 takes commands, so that no command waits behind notifications, which every role can send in any
 number.  The third writes.
 
@@ -29,23 +29,20 @@ from headrace.config import Settings
 from headrace.errors import BugError, HeadraceError, QueryCancelled, UndefinedError, UserError
 from headrace.postgres.connect import async_dicts
 from headrace.process import tasks
-from headrace.server.commands import Commands
+from headrace.server.asking import QuestionTaker
+from headrace.server.commands import DOCUMENTS, Commands
 from headrace.server.context import CallContext, settings_of
 from headrace.server.messages import ResultSet
 from headrace.server.procedures import invocation_of
-from headrace.sql import commands, history, meta, questions
+from headrace.sql import commands, history, meta
 from headrace.sql.commands import Taken
-from headrace.sql.questions import Question
 from headrace.sql.status import CommandStatus
-from headrace.types import JSONB
 
 LOOK_S: Final = 0.3
 _COLUMNS: Final = 70
 """Width of an excerpt of a query."""
 POLL_S: Final = 5.0
 """Seconds after which the table is read without a notification; a lost one is only a delay."""
-ASK_S: Final = 0.2
-"""Seconds between two looks for questions."""
 PAUSE_S: Final = 0.005
 """Seconds between two reads of a table without new commands, however many notifications come."""
 IDLE_S: Final = 60.0
@@ -55,7 +52,7 @@ LOCK_CLASS: Final = 1_212_437_059
 _RETRY_S: Final = 0.5
 _COMMANDS: Final = "headrace_commands"
 _TAKEN_MAX: Final = 16
-"""Limit of commands, and of questions, taken at once: a command may have 1 MB of text."""
+"""Limit of commands taken at once: a command may have 1 MB of text."""
 
 Connection = psycopg.AsyncConnection[dict[str, Any]]
 
@@ -84,6 +81,7 @@ class Direct:
         self._written = asyncio.Event()
         self._written.set()
         self._main: asyncio.Task[None] | None = None
+        self._asking = QuestionTaker(self._begin)
         self._fresh = True
         """Whether the commands that the table calls running were begun by an earlier process."""
         self.connected = asyncio.Event()
@@ -142,32 +140,21 @@ class Direct:
             await commands.fail_running(conn, error)
         else:
             # A lost connection may have hidden commands that it took: they were not begun.
-            await commands.give_back(conn, [*self._tasks, *self._outbox])
+            await commands.give_back(conn, [*self._tasks, *self._outbox, *self._asking.incoming])
         self._fresh = False
         await conn.execute(meta.ANNOUNCE, ("commander", None))
 
     async def _listen(self, conn: Connection) -> None:
         """Wake ``_take_all``, or the recorder, for each notification; take questions."""
-        known: set[Question] = set()
         self._asserted()  # a notification may have been lost with the last connection
         while True:
-            async for heard in conn.notifies(timeout=ASK_S):
+            async for heard in conn.notifies(timeout=self._asking.pause_s):
                 if heard.channel == _COMMANDS:
                     self._announced.set()
                 else:
                     self._asserted()
             # The query also detects a connection that is dead without an error.
-            found = await questions.asked(conn)
-            new = [question for question in found if question not in known][:_TAKEN_MAX]
-            known = known.intersection(found).union(new)
-            for question in new:
-                try:
-                    command = await questions.take(conn, question)
-                except psycopg.errors.ConfigurationLimitExceeded:
-                    known.discard(question)  # too many commands wait: it is taken later
-                    continue
-                if command is not None:
-                    self._begin(command)
+            await self._asking.look(conn)
 
     async def _take_all(self, conn: Connection) -> None:
         """Take new commands as they are announced."""
@@ -213,7 +200,9 @@ class Direct:
             text = invocation.text
             context = CallContext(command.caller, settings)
             found = await self._commands.run(invocation, context, report)
-            self._post(number, status=CommandStatus.DONE, result=_json(_objects(found)))
+            self._post(
+                number, status=CommandStatus.DONE, result=_json(_objects(command.procedure, found))
+            )
         except asyncio.CancelledError:
             error = QueryCancelled("canceling statement due to user request")
             self._fail(number, error)
@@ -304,13 +293,14 @@ def _read(command: Taken, column: str) -> Any:
         ) from error
 
 
-def _objects(found: ResultSet | None) -> list[dict[str, Any]] | None:
+def _objects(procedure: str, found: ResultSet | None) -> list[dict[str, Any]] | None:
     if found is None:
         return None
+    documents = DOCUMENTS.get(procedure, ())
     return [
         {
-            name: _read_json(value) if oid == JSONB else value
-            for (name, oid), value in zip(found.columns, row, strict=True)
+            name: _read_json(value) if name in documents else value
+            for name, value in zip(found.columns, row, strict=True)
         }
         for row in found.rows
     ]

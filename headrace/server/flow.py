@@ -27,8 +27,6 @@ class Pending:
     settings: int
     """Value of ``Flow.settings`` when the statement was parsed."""
     extended: bool
-    formats: tuple[int, ...] = ()
-    """Result formats of Bind."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

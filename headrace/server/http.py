@@ -37,8 +37,7 @@ def http_port(
         found = await commands.run(Invocation(procedure, arguments), context, report, later)
         if found is None:
             return []
-        names = [name for name, _ in found.columns]
-        return [dict(zip(names, row, strict=True)) for row in found.rows]
+        return [dict(zip(found.columns, row, strict=True)) for row in found.rows]
 
     outside = HostInterface(settings, health, ask, _tls(settings), version)
     return HttpPort(settings.http, outside)

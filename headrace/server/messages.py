@@ -11,11 +11,11 @@ from __future__ import annotations
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, Self
+from typing import Final
 
 from headrace.errors import ProtocolError
 from headrace.kernels import wire
-from headrace.types import BOOL, FLOAT8, INT8, JSONB, TEXT
+from headrace.types import TEXT
 
 HEADER_BYTES: Final = wire.HEADER_BYTES
 STARTUP_BYTES_MIN: Final = 8
@@ -35,10 +35,6 @@ FLUSH: Final = b"H\x00\x00\x00\x04"
 
 # Values of a DataRow; message types of a client with a low length limit.
 _NULL: Final = struct.pack("!i", -1)
-_SIZES: Final = {INT8: 8, BOOL: 1, FLOAT8: 8}
-"""Sizes of the fixed-size types in our own rows."""
-_JSONB_VERSION: Final = b"\x01"
-"""First byte of a jsonb in binary format."""
 _EMPTY: Final = frozenset(b"SHXc")
 _SMALL: Final = frozenset(b"ECD")
 
@@ -140,8 +136,6 @@ class Bind:
     portal: bytes
     statement: bytes
     parameters: tuple[tuple[int, bytes | None], ...]
-    result_formats: tuple[int, ...] = ()
-    """One for all columns, or one each; none means text."""
 
 
 class Reader:
@@ -200,8 +194,7 @@ def read_bind(body: bytes) -> Bind:
         size = reader.int32()
         # -1 is NULL, not a length.
         values.append((formats[number], None if size == -1 else reader.take(size)))
-    wanted = tuple(reader.int16() for _ in range(reader.int16()))
-    return Bind(portal, statement, tuple(values), wanted)
+    return Bind(portal, statement, tuple(values))
 
 
 # --- messages of the commander
@@ -245,57 +238,30 @@ def ready_for_query(status: bytes) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class ResultSet:
-    """Rows that a call returns; a column is (name, type).
+    """Rows that a call returns; on the wire each value is a text."""
 
-    Types are text, bigint, boolean, jsonb (as text) and double precision (a float or None).
-    """
-
-    columns: tuple[tuple[str, int], ...]
+    columns: tuple[str, ...]
     rows: Sequence[Sequence[str | int | float | bool | None]]
     """None is NULL."""
 
-    @classmethod
-    def of_lines(cls, column: str, lines: Sequence[str]) -> Self:
-        """Return a result with one column of text."""
-        return cls(((column, TEXT),), [(line,) for line in lines])
 
-
-def row_description(columns: Sequence[tuple[str, int]], formats: Sequence[int] = ()) -> bytes:
-    """Return a RowDescription of ``columns``; ``formats`` as in Bind."""
+def row_description(columns: Sequence[str]) -> bytes:
+    """Return a RowDescription of columns of type text."""
     out = [struct.pack("!h", len(columns))]
-    for (name, oid), wish in zip(columns, _wishes(formats, len(columns)), strict=True):
-        size = _SIZES.get(oid, -1)
-        out.append(name.encode() + b"\x00" + struct.pack("!ihihih", 0, 0, oid, size, -1, wish))
+    out += [
+        name.encode() + b"\x00" + struct.pack("!ihihih", 0, 0, TEXT, -1, -1, 0) for name in columns
+    ]
     return message(b"T", b"".join(out))
 
 
-def _wishes(formats: Sequence[int], count: int) -> list[int]:
-    """Return the format of each of ``count`` columns; none means text, one applies to all."""
-    return list(formats) if len(formats) > 1 else [*formats, 0][:1] * count
-
-
-def data_rows(found: ResultSet, formats: Sequence[int], encoding: str) -> bytes:
-    """Return a DataRow for each row; ``formats`` as in Bind: none, one for all, or one each."""
-    count = len(found.columns)
-    wanted = _wishes(formats, count)
+def data_rows(found: ResultSet, encoding: str) -> bytes:
+    """Return a DataRow for each row; the text and binary formats of a text are equal."""
     out = []
     for row in found.rows:
-        parts = [struct.pack("!h", count)]
-        for (_, oid), value, wish in zip(found.columns, row, wanted, strict=True):
-            if value is None:
-                parts.append(_NULL)
-                continue
-            if isinstance(value, bool):
-                data = (b"\x00\x01" if wish == 1 else b"ft")[value : value + 1]
-            elif isinstance(value, int) and wish == 1:
-                data = struct.pack("!q", value)
-            elif isinstance(value, float) and wish == 1:
-                data = struct.pack("!d", value)
-            else:
-                data = str(value).encode(encoding, "replace")
-                if oid == JSONB and wish == 1:
-                    data = _JSONB_VERSION + data
-            parts.append(struct.pack("!i", len(data)) + data)
+        parts = [struct.pack("!h", len(row))]
+        for _, value in zip(found.columns, row, strict=True):
+            data = str(value).encode(encoding, "replace")
+            parts.append(_NULL if value is None else struct.pack("!i", len(data)) + data)
         out.append(message(b"D", b"".join(parts)))
     return b"".join(out)
 

@@ -27,10 +27,8 @@ READ: Final = {
     "jsonb": frozenset((*_UNTYPED, t.JSONB)),
     "pg_lsn": frozenset((*_UNTYPED, t.PG_LSN)),
     "interval": frozenset((*_UNTYPED, t.INTERVAL)),
-    "bigint": frozenset((*_UNTYPED, t.INT2, t.INT4, t.INT8)),
 }
 """Kinds of arguments that are read here, and the parameter types accepted for each."""
-_INTEGERS: Final = frozenset((t.INT2, t.INT4, t.INT8))
 _CALLED: Final = tuple(name for verb in VERBS.values() if (name := verb.called))
 _NEAR: Final = 0.75
 """Similarity from which on a name counts as misspelt."""
@@ -114,9 +112,9 @@ def _fits(value: Any, kind: str) -> bool:
 def bind(statement: Statement, given: Sequence[Given], encoding: str) -> Invocation | None:
     """Return the invocation of ``statement`` with ``given`` values, or None (see the module)."""
     verb = VERBS.get(statement.procedure)
-    if verb is None and statement.kind == "call" and _misspelt(statement.procedure):
+    if verb is None and _misspelt(statement.procedure):
         return Invocation(statement.procedure, {})
-    if verb is None or verb.relayed or verb.step or (statement.kind == "call") == verb.selected:
+    if verb is None or verb.relayed or verb.step or verb.selected:
         return None
     signature = verb.parameters
     named = {p.name: p for p in signature}
@@ -202,19 +200,17 @@ def _value(
         return False, None
     try:
         if item.format == 1 and kind != "text":
-            return _binary(item, item.data, parameter, encoding)
+            return _binary(item.data, parameter, encoding)
         return _convert(item.data.decode(encoding), parameter)
     except UnicodeDecodeError:
         return False, None
 
 
-def _binary(item: Given, data: bytes, parameter: Parameter, encoding: str) -> tuple[bool, Any]:
+def _binary(data: bytes, parameter: Parameter, encoding: str) -> tuple[bool, Any]:
     """Return as ``_value`` does, for a value in binary format."""
     match parameter.kind:
         case "bool":
             return (True, data == b"\x01") if len(data) == 1 else (False, None)
-        case "bigint":
-            return item.oid in _INTEGERS, int.from_bytes(data, "big", signed=True)
         case "jsonb" if data[:1] == b"\x01":
             return _convert(data[1:].decode(encoding), parameter)
         case _:
@@ -223,22 +219,19 @@ def _binary(item: Given, data: bytes, parameter: Parameter, encoding: str) -> tu
 
 def _cast_fits(argument: Argument, parameter: Parameter) -> bool:
     if argument.cast is None:
-        # A bare TRUE or number for a text parameter is an error that Postgres reports better.
-        if isinstance(argument.value, bool):
-            return parameter.kind == "bool"
-        return not isinstance(argument.value, int) or parameter.kind == "bigint"
+        # A bare TRUE for a text parameter is an error that Postgres reports better.
+        return not isinstance(argument.value, bool) or parameter.kind == "bool"
     families = {
         "text": ("text", "varchar"),
         "jsonb": ("jsonb",),
         "bool": ("bool", "boolean"),
         "pg_lsn": ("pg_lsn",),
         "interval": ("interval",),
-        "bigint": (),
     }
     return argument.cast in families[parameter.kind]
 
 
-def _convert(value: str | bool | int | None, parameter: Parameter) -> tuple[bool, Any]:
+def _convert(value: str | bool | None, parameter: Parameter) -> tuple[bool, Any]:
     kind = parameter.kind
     if value is None:
         return True, None
@@ -248,11 +241,7 @@ def _convert(value: str | bool | int | None, parameter: Parameter) -> tuple[bool
     if kind == "bool":
         text = str(value).strip().lower()
         return text in _TRUE | _FALSE, text in _TRUE
-    if kind == "bigint":
-        text = str(value).strip()
-        return text.isdecimal() and text.isascii(), int(text) if text.isdecimal() else None
     try:
-        data = msgspec.json.decode(str(value))
-        return True, str(value) if parameter.exact else data
+        return True, msgspec.json.decode(str(value))
     except (ValueError, RecursionError):
         return False, None

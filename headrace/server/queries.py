@@ -151,7 +151,7 @@ class Queries:
                 Given(f, data, oids[i] if i < len(oids) else 0)
                 for i, (f, data) in enumerate(bound.parameters)
             ]
-        self._calls.bind(bound.portal, bound.statement, given, bound.result_formats)
+        self._calls.bind(bound.portal, bound.statement, given)
 
     def _on_execute(self, message: bytes) -> bool:
         flow = self._flow
@@ -164,10 +164,8 @@ class Queries:
             statement = parse(text, standard_strings=flow.standard_strings)
             invocation = statement and bind(statement, bound.given, flow.encoding)
             if invocation:
-                settings, formats = bound.prepared.settings, bound.formats
-                flow.pending = Pending(
-                    invocation, text, message, settings, extended=True, formats=formats
-                )
+                settings = bound.prepared.settings
+                flow.pending = Pending(invocation, text, message, settings, extended=True)
                 flow.fire("ours")
                 return False
         return flow.pipeline.relays(_E, may_copy=self._copies.has(_B, portal))

@@ -35,7 +35,6 @@ class BoundCall:
 
     prepared: Prepared
     given: Sequence[Given]
-    formats: tuple[int, ...]
     size: int
 
 
@@ -70,16 +69,14 @@ class PreparedCalls:
             self._statements[name] = prepared
             self._new.add(name)
 
-    def bind(
-        self, portal: bytes, statement: bytes, given: Sequence[Given], formats: tuple[int, ...]
-    ) -> None:
+    def bind(self, portal: bytes, statement: bytes, given: Sequence[Given]) -> None:
         """Bind the portal to the statement, which need not be a call."""
         self.unbind(portal)
         prepared = self._statements.get(statement)
         size = len(portal) + sum(len(g.data or b"") + 64 for g in given)
         if prepared and self._portal_bytes + size <= BYTES_MAX:
             self._portal_bytes += size
-            self._portals[portal] = BoundCall(prepared, given, formats, size)
+            self._portals[portal] = BoundCall(prepared, given, size)
 
     def bound(self, portal: bytes) -> BoundCall | None:
         """Return the bound call of a portal, if any."""

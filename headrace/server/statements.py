@@ -1,8 +1,6 @@
 """Parser of the statements that the commander handles itself; all others are relayed.
 
-``parse`` reads ``CALL headrace.<procedure>(…)`` and ``SELECT … FROM headrace.explain_view(…)`` when
-they are the only statement of a text; ``advise``, ``explain_placement``, ``why``, ``why_not`` like
-``explain_view``.  They take a text that their functions in the database cannot pass on.
+``parse`` reads ``CALL headrace.<procedure>(…)`` when it is the only statement of a text.
 
 It need not understand every spelling.  A statement that it does not recognise is relayed, and the
 procedures in the database run it through the command table.  So ``None`` is always a correct
@@ -17,7 +15,6 @@ from itertools import islice
 from typing import Final, NamedTuple
 
 from headrace.postgres.tokens import Unreadable, name, pieces, scan
-from headrace.sql.verbs import VERBS
 
 SCHEMA: Final = "headrace"
 
@@ -36,7 +33,7 @@ class Argument:
     """One argument of a call: a constant (None is NULL) or the number of a parameter."""
 
     name: str | None
-    value: str | bool | int | None
+    value: str | bool | None
     parameter: int | None = None
     cast: str | None = None
     spans: tuple[range, ...] = field(default=(), compare=False)
@@ -44,9 +41,8 @@ class Argument:
 
 @dataclass(frozen=True, slots=True)
 class Statement:
-    """A Headrace statement; ``kind`` is ``call`` or ``explain``, ``text`` the whole statement."""
+    """A call of Headrace; ``text`` is the whole statement."""
 
-    kind: str
     procedure: str
     arguments: tuple[Argument, ...]
     text: str = field(compare=False)
@@ -54,9 +50,7 @@ class Statement:
 
 STEPS_MAX: Final = 500
 """Limit of lexemes, comments and string pieces in a text: calls have fewer, and each takes time."""
-_SELECTED: Final = frozenset(v.name for v in VERBS.values() if v.selected and not v.asked)
 _PARAMETER_MAX: Final = len("$65535")
-_DIGITS_MAX: Final = len(str(1 << 63))
 _READ: Final = frozenset(("plain", "escape", "dollar"))
 _LEFT: Final = frozenset(("unicode", "national", "bits", "unicode_quoted"))
 """Kinds of tokens that are rare enough to leave to Postgres."""
@@ -70,14 +64,16 @@ _CASTS: Final = frozenset(
 
 
 def parse(text: str, *, standard_strings: bool = True) -> Statement | None:
-    """Return the Headrace statement that ``text`` consists of, or None."""
+    """Return the call of Headrace that ``text`` consists of, or None."""
     try:
         lexemes = tokenize(text, standard_strings=standard_strings)
     except Unreadable:
         return None
     while lexemes and lexemes[-1] == _SEMICOLON:
         lexemes.pop()
-    return _call(lexemes, text) or _explain(lexemes, text)
+    if not lexemes or lexemes[0].kind != "word" or lexemes[0].value != "call":
+        return None
+    return _invocation(lexemes[1:], text)
 
 
 def tokenize(text: str, *, standard_strings: bool = True) -> list[Lexeme]:
@@ -105,7 +101,7 @@ def tokenize(text: str, *, standard_strings: bool = True) -> list[Lexeme]:
     return out
 
 
-# --- the two statements
+# --- the statement
 
 
 def _is_ours(lexemes: Sequence[Lexeme]) -> bool:
@@ -120,26 +116,7 @@ def _is_ours(lexemes: Sequence[Lexeme]) -> bool:
     )
 
 
-def _call(lexemes: list[Lexeme], text: str) -> Statement | None:
-    if not lexemes or lexemes[0].kind != "word" or lexemes[0].value != "call":
-        return None
-    return _invocation("call", lexemes[1:], text)
-
-
-def _explain(lexemes: list[Lexeme], text: str) -> Statement | None:
-    """Parse ``SELECT * FROM headrace.explain_view(…)``, also with ``plan``, and similar queries."""
-    words = [(t.kind, t.value) for t in lexemes[:3]]
-    if words not in (
-        [("word", "select"), ("symbol", "*"), ("word", "from")],
-        [("word", "select"), ("word", "plan"), ("word", "from")],
-    ):
-        return None
-    found = _invocation("explain", lexemes[3:], text)
-    selected = _SELECTED if words[1][1] == "*" else ("explain_view",)
-    return found if found and found.procedure in selected else None
-
-
-def _invocation(kind: str, lexemes: list[Lexeme], text: str) -> Statement | None:
+def _invocation(lexemes: list[Lexeme], text: str) -> Statement | None:
     if not _is_ours(lexemes):
         return None
     name, at = lexemes[2].value, 4
@@ -158,7 +135,7 @@ def _invocation(kind: str, lexemes: list[Lexeme], text: str) -> Statement | None
         at += 1
     if at != len(lexemes) - 1:
         return None
-    return Statement(kind, name, tuple(arguments), text)
+    return Statement(name, tuple(arguments), text)
 
 
 def _argument(lexemes: list[Lexeme], at: int) -> tuple[Argument | None, int]:
@@ -171,12 +148,10 @@ def _argument(lexemes: list[Lexeme], at: int) -> tuple[Argument | None, int]:
     if at >= len(lexemes):
         return None, at
     lexeme, at = lexemes[at], at + 1
-    value: str | bool | int | None = None
+    value: str | bool | None = None
     parameter = None
     if lexeme.kind == "string":
         value = lexeme.value
-    elif lexeme.kind == "number" and lexeme.value.isdecimal() and len(lexeme.value) < _DIGITS_MAX:
-        value = int(lexeme.value)
     elif lexeme.kind == "parameter" and len(lexeme.value) <= _PARAMETER_MAX:
         parameter = int(lexeme.value[1:])
     elif lexeme.kind == "word" and lexeme.value in ("true", "false"):

@@ -3,20 +3,15 @@
 -- topic: accepted, result, state, change, load, costliest, remedy, sharing, point, measured, statement …;
 -- subject: its object; finding: a text; value and unit: its number; advice: what to do.
 -- Numbers are estimates from Postgres' statistics and costs of our collections, unless the topic is measured.
--- The commander answers it on its own port, because a function cannot ask the engine.  On direct connections
--- use the procedure show_advice.
--- This body runs only for statements of a form that the commander does not answer.
 CREATE OR REPLACE FUNCTION headrace.advise(
     query text DEFAULT NULL, OUT topic text, OUT subject text, OUT finding text, OUT value float8, OUT unit text,
     OUT advice text)
 RETURNS SETOF record
-LANGUAGE plpgsql STABLE
+LANGUAGE sql VOLATILE
 AS $$
-BEGIN
-    RAISE EXCEPTION USING ERRCODE = '0A000',
-        MESSAGE = 'advise is answered only on the port of headrace, as a statement of its own',
-        DETAIL = 'Here it is part of a larger query, inside of a transaction, or on a direct connection: a function cannot ask the engine.',
-        HINT = 'On the port of headrace, with autocommit on, write exactly SELECT * FROM headrace.advise(query);'
-               ' on any connection, CALL headrace.show_advice(query) answers the rows as one JSON array.';
-END
+    SELECT a.topic, a.subject, a.finding, a.value, a.unit, a.advice
+      FROM pg_catalog.jsonb_to_recordset(
+        headrace.ask_engine('advise', 'show_advice',
+            pg_catalog.jsonb_build_object('query', query), headrace.captured_settings()))
+      AS a(topic pg_catalog.text, subject pg_catalog.text, finding pg_catalog.text, value pg_catalog.float8, unit pg_catalog.text, advice pg_catalog.text)
 $$;

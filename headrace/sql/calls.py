@@ -1,7 +1,8 @@
 """Procedures of the verbs: each queues a command for the commander and waits until it is done.
 
 The command must be committed for that.  In a transaction block, or in a function, where a procedure
-cannot commit, the command is carried out after the COMMIT; a call with an answer is refused there.
+cannot commit, the command is carried out after the COMMIT.  A call that only reads asks the engine
+instead, as functions do, and one with another answer is refused there.
 
 The command carries the caller's settings, which function ``captured_settings`` reads.
 """
@@ -61,9 +62,14 @@ def names() -> list[str]:
     return [name for verb in VERBS.values() if (name := verb.called)]
 
 
+def captured() -> str:
+    """Return the statement that creates or replaces the function that reads the settings."""
+    return _CAPTURED
+
+
 def texts() -> list[str]:
-    """Return the statements that create or replace them."""
-    return [_CAPTURED, *(_text(verb) for verb in VERBS.values() if verb.called)]
+    """Return the statements that create or replace the procedures."""
+    return [_text(verb) for verb in VERBS.values() if verb.called]
 
 
 def _text(verb: Verb) -> str:
@@ -84,9 +90,13 @@ def _text(verb: Verb) -> str:
         declared.append(f"INOUT {verb.answer.name} {verb.answer.kind} DEFAULT NULL")
         value = verb.answer.value.format("headrace.command_result(command)")
         answered = f"    {verb.answer.name} := {value};\n"
-    send = f"headrace.submit('{verb.name}', pg_catalog.jsonb_build_object({packed}), headrace.{CAPTURED}()"
+    sent = f"pg_catalog.jsonb_build_object({packed}), headrace.{CAPTURED}()"
+    send = f"headrace.submit('{verb.name}', {sent}"
     if verb.waits:
         inside = f"PERFORM headrace.wait_here({', '.join(p.name for p in verb.parameters)})"
+    elif verb.answer is not None and verb.asked and verb.reads:
+        ask = f"headrace.ask_engine('{verb.name}', '{verb.called}', {sent}, {verb.slot})"
+        inside = f"{verb.answer.name} := {verb.answer.value.format(ask)}"
     elif verb.answer is not None:
         inside = _REFUSED.format(verb.called)
     else:

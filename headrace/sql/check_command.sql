@@ -28,6 +28,8 @@ BEGIN
         END IF;
         EXIT WHEN c.status IN ('done', 'failed');
         IF waited >= 50 THEN
+            -- In a transaction the list of sessions does not change by itself.
+            PERFORM pg_stat_clear_snapshot();
             done := NOT headrace.engine_running();
             IF done THEN
                 failed := jsonb_build_object('C', '57P03', 'M', 'headrace is not running',

@@ -1,13 +1,12 @@
 -- The plan of a view, one line per row.  stage: logical, optimised, physical, sources, key, lineage (as the planner
--- stored them); analyze, ast.  format: text, json, dot, mermaid (docs/manual/explain.md).  The commander answers on its own
--- port for the text of a query instead of a view's name, the stages analyze and ast, and formats other than text and
--- json.  A function cannot ask the engine, because its writes are invisible before its transaction ends.  On direct
--- connections use the procedure explain.
+-- stored them); analyze, ast.  format: text, json, dot, mermaid (docs/manual/explain.md).  The engine answers
+-- for the text of a query instead of a view's name, the stages analyze and ast, and formats other than text and
+-- json; this function asks it for these, and for physical if it can: the engine knows where the parts are, too.
 DROP FUNCTION IF EXISTS headrace.explain_view(text, text);
 CREATE OR REPLACE FUNCTION headrace.explain_view(
     name_or_query text, stage text DEFAULT 'physical', format text DEFAULT 'text', dialect text DEFAULT NULL)
 RETURNS TABLE (plan text)
-LANGUAGE plpgsql STABLE
+LANGUAGE plpgsql VOLATILE
 AS $$
 DECLARE
     parts   pg_catalog.text[];
@@ -20,11 +19,16 @@ BEGIN
     EXCEPTION WHEN invalid_parameter_value THEN
         parts := NULL;
     END;
-    IF parts IS NULL OR dialect IS NOT NULL THEN
-        RAISE EXCEPTION USING ERRCODE = '0A000',
-            MESSAGE = 'a query is explained only on the port of headrace, by a statement of its own',
-            HINT = 'On the port of headrace, with autocommit on, write exactly SELECT * FROM headrace.explain_view(query);'
-                   ' on any connection, CALL headrace.explain(query) answers the plan. The name of a view may be explained anywhere.';
+    IF parts IS NULL OR dialect IS NOT NULL
+       OR stage OPERATOR(pg_catalog.=) ANY (ARRAY['analyze', 'ast']::pg_catalog.text[])
+       OR format OPERATOR(pg_catalog.=) ANY (ARRAY['dot', 'mermaid']::pg_catalog.text[])
+       OR stage OPERATOR(pg_catalog.=) 'physical' AND headrace.engine_running()
+          AND pg_catalog.current_setting('transaction_isolation') OPERATOR(pg_catalog.=) 'read committed' THEN
+        RETURN QUERY SELECT l.line OPERATOR(pg_catalog.->>) 'plan' FROM pg_catalog.jsonb_array_elements(headrace.ask_engine(
+                'explain_view', 'explain', pg_catalog.jsonb_build_object(
+                    'name_or_query', name_or_query, 'stage', stage, 'format', format, 'dialect', dialect),
+                headrace.captured_settings())) WITH ORDINALITY l (line, n) ORDER BY l.n;
+        RETURN;
     END IF;
     SELECT v.explain INTO stages FROM headrace.views v
      WHERE v.view_name OPERATOR(pg_catalog.=) parts[pg_catalog.array_upper(parts, 1)]::pg_catalog.name
@@ -37,14 +41,6 @@ BEGIN
         RAISE EXCEPTION USING ERRCODE = '42P01',
             MESSAGE = pg_catalog.format('view "%s" does not exist', name_or_query),
             HINT = 'See headrace.list_views().';
-    END IF;
-    IF stage OPERATOR(pg_catalog.=) ANY (ARRAY['analyze', 'ast']::pg_catalog.text[])
-       OR format OPERATOR(pg_catalog.=) ANY (ARRAY['dot', 'mermaid']::pg_catalog.text[]) THEN
-        RAISE EXCEPTION USING ERRCODE = '0A000',
-            MESSAGE = pg_catalog.format('stage "%s" in format "%s" is answered only on the port of headrace, as a statement of its own', stage, format),
-            DETAIL = 'Here it is part of a larger query, inside of a transaction, or on a direct connection: a function cannot ask the engine.',
-            HINT = pg_catalog.format('On the port of headrace, with autocommit on, write exactly SELECT * FROM headrace.explain_view(%1$L, %2$L, %3$L);'
-                   ' on any connection, CALL headrace.explain(%1$L, %2$L, %3$L) answers it as one text.', name_or_query, stage, format);
     END IF;
     IF NOT format OPERATOR(pg_catalog.=) ANY (ARRAY['text', 'json']::pg_catalog.text[]) THEN
         RAISE EXCEPTION USING ERRCODE = '22023',

@@ -80,6 +80,8 @@ FILES: Final = (
     "check_command.sql",
     "raise_error.sql",
     "command_result.sql",
+    "pose_question.sql",
+    "send_arguments.sql",
     "ask_engine.sql",
     "carry_out.sql",
     "what_if_facts.sql",
@@ -192,6 +194,8 @@ def scripts() -> Iterator[str]:
             yield publication_trigger.text()
             yield comments.text()
         yield statements(name)
+        if name == FILES[0]:
+            yield calls.captured()  # for functions in SQL, whose bodies Postgres checks at once
 
 
 def made() -> list[str]:

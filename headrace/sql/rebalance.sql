@@ -8,7 +8,7 @@ RETURNS SETOF record
 LANGUAGE sql VOLATILE SET search_path = pg_catalog, pg_temp SET jit = off
 AS $$
     SELECT * FROM jsonb_to_recordset(headrace.ask_engine(
-            'rebalance', 'show_rebalance', 0, coalesce(apply, false), coalesce(apply, false), apply))
+            'rebalance', 'show_rebalance', jsonb_build_object('apply', apply), '{}', coalesce(apply, false), coalesce(apply, false)))
       AS a(
           view text, worker_now text, worker_then text, busy_us bigint, moved boolean, problem text)
 $$;

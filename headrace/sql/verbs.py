@@ -439,8 +439,8 @@ class Verb:
     """Whether it reports to its caller how far it is, or why it waits."""
     selected: bool = False
     """Whether it is also a function to select from, with a file of its own."""
-    asked: bool = False
-    """Whether this function asks the engine, from any query (``sql/ask_engine.sql``)."""
+    slot: bool = False
+    """Whether it takes a snapshot with a replication slot."""
     relayed: bool = False
     """Whether it comes by the command table only, because Postgres parses its arguments."""
     secret: bool = False
@@ -464,6 +464,13 @@ class Verb:
     def called(self) -> str | None:
         """Name of its procedure; None: it has none."""
         return self.procedure or (None if self.selected or self.step else self.name)
+
+    @property
+    def asked(self) -> bool:
+        """Whether a query may ask the engine for it (``sql/ask_engine.sql``)."""
+        if self.step:
+            return any(p.name == "question" for p in self.parameters)
+        return self.waits or (self.answer is not None and not self.secret)
 
 
 def _option_fields(request: type[Request]) -> dict[str, Options]:
@@ -539,23 +546,23 @@ _ALL: Final = (
     Verb("set_owner", SetOwner, fills=True, tells=True),
     Verb("resync_view", ResyncView, fills=True, tells=True),
     _selected(
-        "verify_view", VerifyView, answer="differences", procedure="verify", asked=True, tells=True
+        "verify_view", VerifyView, answer="differences", procedure="verify", slot=True, tells=True
     ),
-    _selected("why", Why, answer="source_rows"),
-    _selected("why_not", WhyNot, answer="dropped_rows"),
+    _selected("why", Why, answer="source_rows", slot=True),
+    _selected("why_not", WhyNot, answer="dropped_rows", slot=True),
     Verb("what_if_plan", WhatIfPlan, step=True),
-    Verb("what_if_hold", WhatIfHold, step=True, asked=True),
+    Verb("what_if_hold", WhatIfHold, step=True),
     Verb("what_if_rows", WhatIfRows, step=True),
     Verb("what_if", WhatIf, step=True),
-    _selected("queues", Request, asked=True),
-    _selected("memory", Request, asked=True),
-    _selected("batches", Request, asked=True),
+    _selected("queues", Request),
+    _selected("memory", Request),
+    _selected("batches", Request),
     Verb("set_placement", SetPlacement, fills=True, tells=True),
-    _selected("view_stats", ViewStats, answer="stats", asked=True),
+    _selected("view_stats", ViewStats, answer="stats"),
     _selected(
         "explain_placement", ExplainPlacement, answer="placement", procedure="show_placement"
     ),
-    _selected("workers", Request, asked=True),
+    _selected("workers", Request),
     Verb("add_worker", AddWorker, relayed=True),
     Verb(
         "create_worker_token",
@@ -564,19 +571,19 @@ _ALL: Final = (
         answer=Inout("token", "text", "pg_catalog.concat(name, '.', secret)"),
     ),
     Verb("remove_worker", RemoveWorker),
-    _selected("links", Request, asked=True),
+    _selected("links", Request),
     Verb("add_link", AddLink, relayed=True),
     Verb("drop_link", DropLink),
     Verb("drain_worker", DrainWorker),
-    _selected("rebalance", Rebalance, answer="moves", asked=True, reads=False),
-    _selected("sources", Request, asked=True),
+    _selected("rebalance", Rebalance, answer="moves", reads=False),
+    _selected("sources", Request),
     Verb("add_source", AddSource),
     Verb("drop_source", DropSource),
     Verb("create_logical_table", CreateLogicalTable),
     Verb("wait_for", WaitFor, by="commander", reads=True, waits=True),
-    _selected("clients", Request, asked=True, by="commander"),
-    _selected("client_stats", Request, answer="stats", asked=True, by="commander"),
-    _selected("settings", Request, asked=True, by="commander"),
+    _selected("clients", Request, by="commander"),
+    _selected("client_stats", Request, answer="stats", by="commander"),
+    _selected("settings", Request, by="commander"),
     Verb("end_client", EndClient, by="commander", relayed=True),
     Verb("reload", Request, by="commander"),
     Verb("fail_batch", FailBatch, by="worker", relayed=True),

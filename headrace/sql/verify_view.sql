@@ -9,7 +9,9 @@ LANGUAGE sql VOLATILE
 AS $$
     SELECT a.surplus, a.missing, a.contents
       FROM pg_catalog.jsonb_to_recordset(
-        headrace.ask_engine('verify_view', 'verify', headrace.find_view(name), true, false, in_postgres))
+        headrace.ask_engine(
+            'verify_view', 'verify', pg_catalog.jsonb_build_object('name', name, 'in_postgres', in_postgres),
+            headrace.captured_settings(), true))
       AS a(
           surplus pg_catalog.int8, missing pg_catalog.int8, contents pg_catalog.text)
 $$;

@@ -18,7 +18,8 @@ AS $$
     SELECT a.node, a.collection, a.shared, a.worker, a.rows_in, a.rows_out, a.batches, a.busy_us, a.cpu_us,
            a.state_rows, a.state_bytes, a.state_exact, a.queued_rows, a.queued_bytes, a.view
       FROM pg_catalog.jsonb_to_recordset(
-        headrace.ask_engine('view_stats', 'show_view_stats', CASE WHEN name IS NULL THEN 0 ELSE headrace.find_view(name) END))
+        headrace.ask_engine(
+            'view_stats', 'show_view_stats', pg_catalog.jsonb_build_object('name', name), headrace.captured_settings()))
       AS a(
           node pg_catalog.text, collection pg_catalog.text, shared pg_catalog.bool, worker pg_catalog.text, rows_in
           pg_catalog.int8, rows_out pg_catalog.int8, batches pg_catalog.int8, busy_us pg_catalog.int8, cpu_us

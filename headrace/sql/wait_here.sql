@@ -60,6 +60,7 @@ BEGIN
         END IF;
         view := headrace.find_view(name);
     END IF;
-    PERFORM headrace.ask_engine('wait_for', 'wait_for', view, false, false, false, ends);
+    PERFORM headrace.ask_engine(
+        'wait_for', 'wait_for', pg_catalog.jsonb_build_object('name', name), headrace.captured_settings(), false, false, ends);
 END
 $$;

@@ -1,25 +1,17 @@
 -- Asks the engine to hold the states of the views that read a table, and waits until it has them; returns the number of the call.
--- The question is locks, as in ask_engine.sql.  So is the answer, because the snapshot here is older than any row of the engine.
+-- The question is locks (pose_question.sql).  So is the answer, because the snapshot here is older than any row of the engine.
 -- The locks end with the subtransaction of the caller, and the command goes on.
 CREATE OR REPLACE FUNCTION headrace.what_if_hold(tried bigint) RETURNS bigint
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp SET jit = off
 AS $$
 DECLARE
     most_s CONSTANT float8 := 10;
-    role    bigint := quote_ident(CURRENT_USER)::regrole::oid;
     ends    timestamptz := clock_timestamp() + most_s * interval '1 s';
     key     int;
     command bigint;
 BEGIN
-    LOOP
-        key := floor(random() * 2147483640)::int;
-        command := (1::bigint << 62) + (pg_backend_pid()::bigint << 31) + key;
-        EXIT WHEN NOT EXISTS (SELECT FROM headrace.commands c WHERE c.id = command)
-            AND pg_try_advisory_xact_lock_shared(key, (CASE WHEN role > 2147483647 THEN role - 4294967296 ELSE role END)::int)
-            AND pg_try_advisory_xact_lock_shared(key + 1, hashtext('what_if_hold'))
-            AND pg_try_advisory_xact_lock_shared(key + 2, (CASE WHEN tried > 2147483647 THEN tried - 4294967296 ELSE tried END)::int)
-            AND pg_try_advisory_xact_lock_shared(1212437063, key);
-    END LOOP;
+    command := headrace.pose_question('what_if_hold', tried);
+    key := (command & 2147483647)::int;
     -- The commander cancels a command whose caller has gone (check_command.sql).
     PERFORM pg_try_advisory_xact_lock_shared(1212437059, (command % 2147483647)::int);
     WHILE NOT EXISTS (

@@ -37,7 +37,9 @@ def is_there(manual, address):
 
 def test_every_setting_and_call_is_linked(terms):
     assert {f.name for f in dataclasses.fields(Settings)} <= terms["settings"].keys()
-    assert {name for name, verb in VERBS.items() if not verb.step} | {"what_if"} <= terms["calls"].keys()
+    assert {name for name, verb in VERBS.items() if not verb.step} | {"what_if"} <= terms[
+        "calls"
+    ].keys()
     assert len(terms["events"]) > 150
     assert len(terms["messages"]) > 80
 

@@ -90,7 +90,7 @@ FUNCTIONS = {
 }
 INTERNAL = {
     *("assertion_rows", "ask_engine", "check_command", "raise_error", "captured_settings"),
-    *("command_result", "find_view"),
+    *("command_result", "find_view", "pose_question", "send_arguments"),
     *("calls", "help", "refused_commit", "wait_here"),
     *("history_times", "join_worker"),
     *("refuse_rows", "stamp_command", "submit", "table_mark"),

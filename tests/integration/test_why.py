@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Iterator
 from typing import Any
@@ -113,14 +114,17 @@ def test_the_spellings_of_a_call(source, commander):
     key = {"id": 14}
     wanted = call(commander, "why", "joined", '{"id": 14}', 5)
     statement = "SELECT * FROM headrace.why"
-    for text, values in (
-        ("""('joined', '{"id": 14}', 5)""", ()),
-        ("""('joined', '{"id": 14}'::jsonb, most => 5)""", ()),
-        ("""(name => 'public.joined', most => 5, key => '{"id": 14}')""", ()),
-        ("(%s, %s, %s)", ("joined", Jsonb(key), 5)),
-        ("(%b, %b, %b)", ("joined", Jsonb(key), 5)),
+    for conn, (text, values) in itertools.product(
+        (source, commander),
+        (
+            ("""('joined', '{"id": 14}', 5)""", ()),
+            ("""('joined', '{"id": 14}'::jsonb, most => 5)""", ()),
+            ("""(name => 'public.joined', most => 5, key => '{"id": 14}')""", ()),
+            ("(%s, %s, %s)", ("joined", Jsonb(key), 5)),
+            ("(%b, %b, %b)", ("joined", Jsonb(key), 5)),
+        ),
     ):
-        assert commander.execute(statement + text, values).fetchall() == wanted, text
+        assert conn.execute(statement + text, values).fetchall() == wanted, text
     with commander.cursor(binary=True) as cursor:
         assert cursor.execute(f"{statement}('joined', '{{\"id\": 14}}')").fetchall() == wanted
     columns = ("txid", "source", "contents", "rows", "note")
@@ -129,10 +133,38 @@ def test_the_spellings_of_a_call(source, commander):
         assert [tuple(row[c] for c in columns) for row in answer[0]] == wanted
         answer = conn.execute("CALL headrace.show_why_not('joined', %s)", (Jsonb(key),)).fetchone()
         assert [row["reason"] for row in answer[0]] == ["the view has such a row"]
-    error = refused(source, "why", "joined", '{"id": 14}')
-    assert (
-        error.sqlstate == "0A000" and "CALL headrace.show_why('joined'" in error.diag.message_hint
-    )
+
+
+def test_as_a_part_of_a_query(source, commander):
+    """On any connection, in a transaction, once for each row of a table."""
+    for conn in (source, commander):
+        wanted = {n: call(conn, "why", "joined", json.dumps({"id": n})) for n in (13, 14, 15)}
+        assert all(wanted.values())
+        with conn.transaction():
+            conn.execute("SET LOCAL search_path = pg_catalog")
+            found = conn.execute(
+                "SELECT n, w.* FROM generate_series(13, 15) n, LATERAL headrace.why("
+                "'public.joined', jsonb_build_object('id', n)) w ORDER BY n"
+            ).fetchall()
+        assert found == [(n, *row) for n, rows in wanted.items() for row in rows]
+
+
+def test_a_transaction_that_has_written_or_locked(source):
+    """The answer would wait for this transaction."""
+    with source.transaction(force_rollback=True):
+        source.execute("CREATE TABLE written (id int)")
+        error = refused(source, "why", "joined", '{"id": 14}')
+    assert (error.sqlstate, error.diag.message_hint[:12]) == ("0A000", "Commit first")
+    query = "SELECT id FROM orders"
+    for asks in ("CALL headrace.check_view(%s)", "SELECT * FROM headrace.advise(%s)"):
+        with source.transaction(force_rollback=True):
+            source.execute("LOCK TABLE orders IN ACCESS EXCLUSIVE MODE")
+            with pytest.raises(psycopg.errors.DeadlockDetected) as caught:
+                source.execute(asks, (query,))
+        assert "(orders)" in caught.value.diag.message_detail.replace("public.", "")
+        with source.transaction():
+            source.execute("LOCK TABLE orders IN ROW EXCLUSIVE MODE")
+            assert source.execute(asks, (query,)).fetchone()
 
 
 def test_wrong_keys_are_refused(commander):

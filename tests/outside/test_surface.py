@@ -41,7 +41,12 @@ NEW = {
     *("show_clients", "show_client_stats", "show_settings"),
     *("slow_batch_ms", "view_cursor", "slot_failover", "decode_from"),
     *("spark_options", "spark_parallelism", "recompute_backlogs"),
-    *("ask_engine", "find_view"),  # called by the functions that ask the engine
+    *(
+        "ask_engine",
+        "pose_question",
+        "send_arguments",
+        "find_view",
+    ),  # called by the functions that ask the engine
     *("help", "calls", "wait_here", "refused_commit", "check_command", "raise_error"),
     *("view_diff", "net_changes", "who_changed"),
     *("why", "why_not", "show_why", "show_why_not"),

@@ -129,7 +129,7 @@ def scripts() -> Iterator[tuple[str, str]]:
     """Yield (file, text) of all SQL that is installed: the SQL files and the generated text."""
     for path in sorted((PACKAGE / "sql").glob("*.sql")):
         yield str(path.relative_to(PACKAGE)), path.read_text(encoding="utf-8")
-    for text in calls.texts():
+    for text in [calls.captured(), *calls.texts()]:
         yield "sql/calls.py", text
 
 

@@ -46,7 +46,7 @@ class FakeBuilder:
     def handlers(self) -> dict[str, rpc.Handler]:
         names = ("drop_view", "create_index", "drop_index")
         others = {n: self._plain(n) for n in names}
-        return {"create_view": self._create, "explain_view": self._explain, **others}
+        return {"create_view": self._create, "check_view": self._check, **others}
 
     def _plain(self, method: str) -> rpc.Handler:
         async def handler(params: dict[str, Any], progress: rpc.Progress) -> Any:
@@ -55,9 +55,9 @@ class FakeBuilder:
 
         return handler
 
-    async def _explain(self, params: dict[str, Any], progress: rpc.Progress) -> Any:
-        self.calls.append(("explain_view", params))
-        return {"lines": [f"stage {params['stage']}", f"  of {params['name_or_query']}"]}
+    async def _check(self, params: dict[str, Any], progress: rpc.Progress) -> Any:
+        self.calls.append(("check_view", params))
+        return {"physical": f"plan of {params['query']}\n"}
 
     async def _create(self, params: dict[str, Any], progress: rpc.Progress) -> Any:
         self.calls.append(("create_view", params))

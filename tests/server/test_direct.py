@@ -86,10 +86,10 @@ def test_in_a_transaction_the_call_waits_for_its_commit(commander):
         assert params["settings"]["TimeZone"] == "Asia/Tokyo"
 
 
-def test_in_a_transaction_a_call_with_an_answer_is_refused(commander):
+def test_in_a_transaction_a_call_that_makes_a_secret_is_refused(commander):
     with direct(commander) as conn:
         with pytest.raises(psycopg.errors.ActiveSqlTransaction) as caught, conn.transaction():
-            conn.execute("CALL headrace.check_view('SELECT 1')")
+            conn.execute("CALL headrace.create_worker_token('w')")
         assert "autocommit" in caught.value.diag.message_hint
         assert conn.execute("SELECT count(*) FROM headrace.commands").fetchone() == (0,)
 

@@ -525,13 +525,13 @@ def test_execute_after_another_execute_goes_to_postgres(h):
     assert h.from_client(data) == data
 
 
-def test_explain_answers_rows():
+def test_a_call_with_an_answer_gives_a_row():
     h = Harness().login()
-    h.from_client(m.query("SELECT * FROM headrace.explain_view('SELECT 1')"))
+    h.from_client(m.query("CALL headrace.check_view('SELECT 1')"))
     h.from_server(CONTEXT_ANSWER)
     h.client = b""
-    h.take(h.session.finish(m.ResultSet.of_lines("plan", ["a", "b"])))
-    assert kinds(h.client) == "TDDCZ"
+    h.take(h.session.finish(m.ResultSet(("plan",), [("a",)])))
+    assert kinds(h.client) == "TDCZ"
 
 
 # --- COPY and its ignored Syncs

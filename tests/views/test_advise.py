@@ -244,10 +244,11 @@ def test_nothing_is_made(conn):
     assert there() == before
 
 
-def test_on_direct_connections_it_is_a_procedure(conn, engine):
+def test_on_direct_connections_it_is_the_same(conn, engine):
     with connect(engine.source) as direct:
-        with pytest.raises(psycopg.errors.FeatureNotSupported):
-            direct.execute("SELECT * FROM headrace.advise('SELECT 1')")
+        advice = "SELECT topic, finding FROM headrace.advise(%s) WHERE topic = 'accepted'"
+        found = direct.execute(advice, ("SELECT id FROM orders",)).fetchall()
+        assert found == [("accepted", "create_view would accept it")]
         [rows] = direct.execute(
             "CALL headrace.show_advice(%s)", ("SELECT id FROM orders",)
         ).fetchone()
