@@ -10,6 +10,7 @@ import pytest
 
 from headrace.embedded.binaries import account, install_dir
 from headrace.embedded.postgres import EmbeddedPostgres
+from headrace.sql.verbs import VERBS
 from tests.compared import differs
 from tests.security.roles import connect, role
 from tests.waiting import wait_until
@@ -157,8 +158,9 @@ def test_each_role_has_its_calls(engine, source, user):
 @pytest.mark.parametrize(
     ("statement", "sqlstate"),
     [
-        ("CALL headrace.check_view('SELECT 1 AS one')", "25001"),
         ("CALL headrace.create_worker_token('w')", "25001"),
+        ("CALL headrace.show_rebalance()", "25001"),
+        ("SET TRANSACTION ISOLATION LEVEL SERIALIZABLE; CALL headrace.show_memory()", "0A000"),
         ("CALL headrace.wait_for('v', timeout => '0 s')", "57014"),
         ("CALL headrace.wait_for('v', (pg_current_wal_insert_lsn() + 9999)::pg_lsn)", "0A000"),
         ("INSERT INTO items VALUES (77, 7); CALL headrace.wait_for('v')", "25001"),
@@ -173,6 +175,23 @@ def test_what_cannot_be_done_in_a_transaction(user, source, statement, sqlstate)
         user.execute(statement)
     assert caught.value.sqlstate == sqlstate
     assert sqlstate == "25006" or caught.value.diag.message_hint
+
+
+def test_questions_are_answered_in_a_transaction(user, source):
+    """Each call that only reads and has an answer; a driver has begun the transaction."""
+    source.execute(CREATE, ("v", COUNT))
+    given = {"name": "v", "name_or_query": "v", "query": COUNT, "key": '{"g": 1}'}
+    asked = [verb for verb in VERBS.values() if verb.called and verb.answer and verb.reads]
+    assert len(asked) > 15
+    for verb in asked:
+        arguments = {p.name: given[p.name] for p in verb.parameters if p.name in given}
+        marks = ", ".join(f"{name} => %({name})s" for name in arguments)
+        call = f"CALL headrace.{verb.called}({marks})"
+        alone = source.execute(call, arguments).fetchall()
+        inside = user.execute(call, arguments).fetchall()
+        assert len(inside) == len(alone) == 1, verb.name
+        assert (inside[0][0] is None) == (alone[0][0] is None), verb.name
+        user.commit()
 
 
 def test_a_function_calls_and_so_does_a_script_in_one_transaction(engine, source):
