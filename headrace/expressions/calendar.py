@@ -2,8 +2,9 @@
 
 ``current_date`` has one value for a day, but the next change depends on the time zone, whose rules
 only Postgres knows.  So a value is computed for each second of a *block* of ten minutes, in one
-statement, and stored as *runs* of equal values.  Views with equal settings share the blocks: at
-midnight nothing is asked, and ten minutes later one statement serves all of them.
+statement, and stored as *runs* of equal values.  Views with equal settings share the blocks, so one
+statement serves all of them.  Blocks of different expressions begin at different seconds, so that
+many expressions do not all ask at once, and few at midnight.
 
 The planner proves that a value is constant within each second (``planner/passes/calendar.py``).
 """
@@ -51,6 +52,7 @@ class CalendarValues:
         self._programs: Final = [Program([expr], remote) for expr in exprs]
         context: Hashable = None if remote is None else remote.context
         self._names: Final = [(context, expr) for expr in exprs]
+        self._offsets: Final = [hash(name) % _SECONDS * SECOND for name in self._names]
         self._blocks: dict[Hashable, Block] = {} if remote is None else remote.blocks
 
     def at(self, instant: int) -> CalendarRun:
@@ -60,16 +62,15 @@ class CalendarValues:
             FailingRow: a value cannot be computed.
             Interrupted: Postgres is not reachable.
         """
-        first = instant // BLOCK * BLOCK
-        since, until, values = first, first + BLOCK, []
-        for number in range(len(self._programs)):
+        sinces, untils, values = [], [], []
+        for number, offset in enumerate(self._offsets):
+            first = (instant - offset) // BLOCK * BLOCK + offset
             starts, found = self._block(number, first)
             place = bisect.bisect_right(starts, instant) - 1
-            since = max(since, starts[place])
-            if place + 1 < len(starts):
-                until = min(until, starts[place + 1])
+            sinces.append(starts[place])
+            untils.append(starts[place + 1] if place + 1 < len(starts) else first + BLOCK)
             values.append(found[place])
-        return CalendarRun(since, until, tuple(values))
+        return CalendarRun(max(sinces), min(untils), tuple(values))
 
     def _block(self, number: int, first: int) -> Block:
         name = (self._names[number], first)

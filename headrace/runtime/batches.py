@@ -81,6 +81,12 @@ class Outcome:
     forgotten: dict[int, HeadraceError] = field(default_factory=dict)
     """Shared subplans whose earlier output is lost, by ID; units that need it fail."""
 
+    @property
+    def telling(self) -> set[int]:
+        """IDs of the shared subplans that have rows for their readers, or an error."""
+        sending = {at for at, sent in self.sent.items() if any(b.num_rows for b in sent)}
+        return sending | self.failed.keys() | self.forgotten.keys()
+
 
 class Elsewhere(Protocol):
     """The other workers' part of a batch (``RemoteBatch``, ``worker_batches.BatchStages``)."""
@@ -251,16 +257,21 @@ class Processor:
     def _end(self, units: Sequence[Unit], outcome: Outcome) -> None:
         """Have ``units`` end the batch, as all that they read is complete."""
         frames, touched = outcome.frames, outcome.touched
-        fed = {unit.id: _fed(unit, outcome) for unit in units}
+        telling = outcome.telling
+        fed = {
+            unit.id: _fed(unit, outcome)
+            for unit in (units if telling else ())
+            if not telling.isdisjoint(unit.feeds.values())
+        }
         left = [unit for unit in units if unit.id not in outcome.failed]
-        woken = [u for u in left if fed[u.id] and u.id not in touched]
+        woken = [u for u in left if fed.get(u.id) and u.id not in touched]
         if woken:
             self._enter(woken, outcome)
 
         def end(unit: Unit) -> None:
             flow = unit.flow(self._settings, self._evaluators)
             self.edge.pull(unit.id)
-            for node, diffs in fed[unit.id]:
+            for node, diffs in fed.get(unit.id, ()):
                 flow.feed(node, diffs)
             diffs = flow.end(frames.txid, frames.attempt)
             if isinstance(unit, Shared):
