@@ -22,6 +22,7 @@ import tempfile
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -207,9 +208,9 @@ def running(options: DemoOptions) -> Iterator[Demo]:
         server = stack.enter_context(EmbeddedPostgres(None, options.version))
         with psycopg.connect(server.dsn(), autocommit=True) as conn:
             conn.execute("CREATE DATABASE shop")
-        say(f"loading {options.orders:,} orders")
-        shop.load(server.dsn("shop"), options.orders)
-        say("starting Headrace")
+        say(f"loading {options.orders:,} orders, and starting Headrace")
+        pool = stack.enter_context(ThreadPoolExecutor(1))
+        loading = pool.submit(shop.load, server.dsn("shop"), options.orders)
         engine = EmbeddedEngine(
             server.dsn("shop"),
             home / "engine",
@@ -219,6 +220,7 @@ def running(options: DemoOptions) -> Iterator[Demo]:
         # On an error the log is shown, since it has the reason.
         stack.callback(lambda: say_log(engine) if failed() else None)
         stack.enter_context(engine)
+        loading.result()
         yield Demo(options, server, engine)
 
 
@@ -342,7 +344,7 @@ def show(demo: Demo, deeds: DemoActions, began: float) -> None:
     shown = Show(demo, deeds)
     with psycopg.connect(demo.source, autocommit=True) as conn, terminal.keys() as keys:
         while clock.monotonic() < until:
-            sys.stdout.write(screen(shown.look(conn)))
+            sys.stdout.write(screen(shown.look(conn), *shutil.get_terminal_size()))
             sys.stdout.flush()
             turn = min(until, clock.monotonic() + 1.0)
             while (left_s := turn - clock.monotonic()) > 0:

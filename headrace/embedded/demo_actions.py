@@ -135,7 +135,7 @@ class DemoActions:
             )
             found = f"{len(differing)} rows DIFFER" if differing else "no row differs"
             took_s = clock.monotonic() - began
-            self.say(f"verify {view}: {found} from the result of its query ({took_s:.1f} s)")
+            self.say(f"verify {view}: {found} ({took_s:.1f} s)")
 
     def _views(self) -> list[str]:
         return [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -13,6 +14,11 @@ _DIM: Final = "\x1b[2m"
 _PLAIN: Final = "\x1b[0m"
 _BARS: Final = "▁▂▃▄▅▆▇█"
 _BUSY: Final = 0.9
+_STYLES: Final = re.compile("\x1b\\[[0-9]*m")
+_BESIDE: Final = 40
+"""Columns of the terminal that the line of bars needs for other text."""
+_TABLE_MIN: Final = 2
+"""Lines of the table on any terminal: its heading and a row."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,32 +48,41 @@ class Shown:
     """(label, command or address)"""
 
 
-def screen(shown: Shown) -> str:
-    """Return the text of the whole screen."""
-    lines = [
+def screen(shown: Shown, columns: int = 80, lines: int = 24) -> str:
+    """Return the text of the whole screen; the table gives way on one with few lines."""
+    top = [
         f"{_BOLD}Headrace demo{_PLAIN}   {shown.orders:,} orders",
         "",
         f"  written    {shown.transactions_per_s:8,.0f} transactions/s"
         f" {shown.rows_per_s:8,.0f} rows/s   {shown.rows:,} rows in all",
         f"  freshness  {_ms(shown.p50_ms)} p50 {_ms(shown.p99_ms)} p99"
-        "   from commit to visible, of the last 10 s",
-        f"  {_DIM}{'':<11}{sparkline(shown.history_ms)}{_PLAIN}",
+        "   commit to visible, last 10 s",
+        f"  {_DIM}{'':<11}{sparkline(shown.history_ms[-(columns - _BESIDE) :])}{_PLAIN}",
         *_busy(shown),
         "",
         *(f"  {_BOLD}{name:<20}{_PLAIN} {status:<11} {text}" for name, status, text in shown.views),
         "",
-        *_table(shown.heading, shown.table),
+    ]
+    below = [
         "",
         *(f"  {text}" for text in shown.said),
         *([""] if shown.said else []),
         *(f"  {_DIM}{what:<9}{_PLAIN}{_BOLD}{how}{_PLAIN}" for what, how in shown.links),
         "",
         f"  {_BOLD}w{_PLAIN} write a burst   {_BOLD}k{_PLAIN} kill -9 the worker"
-        f"   {_BOLD}v{_PLAIN} verify now   {_BOLD}a{_PLAIN} violate the assertion",
-        f"  {_BOLD}c{_PLAIN} open the console   {_BOLD}q{_PLAIN} quit",
+        f"   {_BOLD}v{_PLAIN} verify now",
+        f"  {_BOLD}a{_PLAIN} violate the assertion   {_BOLD}c{_PLAIN} open the console"
+        f"   {_BOLD}q{_PLAIN} quit",
         "",
     ]
-    return _CLEAR + "\n".join(lines)
+    left = lines - sum(_height(line, columns) for line in (*top, *below))
+    table = [*_table(shown.heading, shown.table)]
+    return _CLEAR + "\n".join([*top, *table[: max(left, _TABLE_MIN)], *below])
+
+
+def _height(line: str, columns: int) -> int:
+    """Return how many lines of the terminal a line takes."""
+    return max(-(-len(_STYLES.sub("", line)) // columns), 1)
 
 
 def sparkline(values: Sequence[float | None]) -> str:
@@ -92,8 +107,8 @@ def _ms(value: float) -> str:
 def _busy(shown: Shown) -> Iterable[str]:
     if shown.busy >= _BUSY:
         yield (
-            f"  {'':<11}this machine is busy: {shown.busy:.0%} of {shown.processors} processors"
-            f" are busy, which delays all views"
+            f"  {'':<11}this machine is busy: {shown.busy:.0%} of {shown.processors} processors,"
+            f" which delays all views"
         )
 
 

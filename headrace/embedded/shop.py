@@ -75,8 +75,7 @@ GROUP BY c.country, p.category""",
     ),
     ShopView(
         "best_customers",
-        """SELECT customer_id, count(*) AS orders, sum(amount) AS spent,
-    max(amount) AS largest, min(placed_at) AS since
+        """SELECT customer_id, count(*) AS orders, sum(amount) AS spent, avg(amount) AS mean
 FROM orders
 WHERE status <> 'cancelled'
 GROUP BY customer_id

@@ -28,6 +28,37 @@ _LIMIT = 2**62
 
 
 @dataclass(slots=True)
+class Frames:
+    """The frame of each line."""
+
+    source: Int64s
+    """Row of each readable line, as in ``Readable``."""
+    begins: Int64s
+    """First place of each frame."""
+    ends: Int64s
+    """End of each frame; the first place if it is empty."""
+
+    def firsts(self) -> Int64s:
+        """Return the row of the first line of each frame, -1 if it is empty."""
+        return self._rows(self.begins)
+
+    def lasts(self) -> Int64s:
+        """Return the row of the last line of each frame, -1 if it is empty."""
+        return self._rows(self.ends - 1)
+
+    def _rows(self, places: Int64s) -> Int64s:
+        out = np.full(len(places), -1, np.int64)
+        there = self.begins < self.ends
+        out[there] = self.source[places[there]]
+        return out
+
+    def counts(self, counted: Bytes) -> Int64s:
+        """Return how many lines of each frame are of rows that are ``counted``."""
+        sums = buffers.bounds(counted[self.source].astype(np.int64))
+        return sums[self.ends] - sums[self.begins]
+
+
+@dataclass(slots=True)
 class Readable:
     """All lines that the lines of a page may read, half by half in order.
 
@@ -57,37 +88,6 @@ class Readable:
         begins = np.clip(self.places + first, low, high)
         ends = np.clip(self.places + last + 1, low, high)
         return Frames(self.source, begins, ends)
-
-
-@dataclass(slots=True)
-class Frames:
-    """The frame of each line."""
-
-    source: Int64s
-    """As in ``Readable``."""
-    begins: Int64s
-    """First place of each frame."""
-    ends: Int64s
-    """End of each frame; the first place if it is empty."""
-
-    def firsts(self) -> Int64s:
-        """Return the row of the first line of each frame, -1 if it is empty."""
-        return self._rows(self.begins)
-
-    def lasts(self) -> Int64s:
-        """Return the row of the last line of each frame, -1 if it is empty."""
-        return self._rows(self.ends - 1)
-
-    def _rows(self, places: Int64s) -> Int64s:
-        out = np.full(len(places), -1, np.int64)
-        there = self.begins < self.ends
-        out[there] = self.source[places[there]]
-        return out
-
-    def counts(self, counted: Bytes) -> Int64s:
-        """Return how many lines of each frame are of rows that are ``counted``."""
-        sums = buffers.bounds(counted[self.source].astype(np.int64))
-        return sums[self.ends] - sums[self.begins]
 
 
 def readable(page: Lines, weights: Int64s, past: Int64s) -> Readable:

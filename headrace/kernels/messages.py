@@ -12,12 +12,12 @@ Cuts = tuple[list[int], int]
 
 
 def find_tables(
-    messages: list[bytes], described: dict[bytes, bytes], needed: dict[bytes, None]
+    messages: list[bytes], described: dict[bytes, bytes], needed: dict[bytes, bytes]
 ) -> None:
     """Find the tables that messages are about, by OID in network byte order.
 
-    Adds each Relation message to ``described``, and to ``needed`` each table whose rows come before
-    its description.
+    Adds each Relation message to ``described``, and to ``needed`` each table (also as the value) whose
+    rows come before its description.
     """
     message: bytes
     last: bytes = b""
@@ -28,7 +28,7 @@ def find_tables(
                 continue
             last = message[1:5]
             if last not in described:
-                needed[last] = None
+                needed[last] = last
         elif kind == 82:  # Relation
             described[message[1:5]] = message
         elif kind == 84:  # Truncate
@@ -37,7 +37,7 @@ def find_tables(
             while at < size:
                 last = message[at : at + 4]
                 if last not in described:
-                    needed[last] = None
+                    needed[last] = last
                 at += 4
 
 

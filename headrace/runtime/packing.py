@@ -57,7 +57,7 @@ class Descriptions:
         REQUIRES: ``batch`` is the next one of the connection.
         """
         own: dict[bytes, bytes] = {}
-        needed: dict[bytes, None] = {}
+        needed: dict[bytes, bytes] = {}
         for chunk in batch.chunks():
             messages.find_tables(chunk, own, needed)
         found = [self._known[table] for table in needed if table in self._known]

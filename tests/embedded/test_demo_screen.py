@@ -1,6 +1,9 @@
 """The screen of the demo, from fixed numbers."""
 
 import math
+import re
+
+import pytest
 
 from headrace.embedded.demo_screen import Shown, screen, sparkline
 
@@ -27,10 +30,34 @@ def test_what_is_measured_is_shown() -> None:
     assert "1,000,000 orders" in text
     assert "200 transactions/s" in text
     assert "6 ms p50       18 ms p99" in text
-    assert "of the last 10 s" in text
+    assert "last 10 s" in text
     for word in ("best_customers", "Peru", "burst: all there", "psql -p 1", "kill -9 the worker"):
         assert word in text
     assert "busy" not in text
+
+
+@pytest.mark.parametrize("said", [(), ("a" * 78, "b" * 70)])
+@pytest.mark.parametrize("lines", [24, 50])
+def test_it_fits_the_terminal(said, lines) -> None:
+    """In 80 columns only a link may take two lines; the table gives way."""
+    full = {
+        "history_ms": [90_000.0] * 60,
+        "p50_ms": 12_345.0,
+        "p99_ms": 123_456.0,
+        "views": [
+            (name, "populating", "1015325 of 1019927 rows (99 %), 10 s left") for name in "abc"
+        ],
+        "heading": ("best customer", "orders", "spent"),
+        "table": [(f"Customer {n}", "117", "12,997.05") for n in range(8)],
+        "busy": 0.99,
+        "said": said,
+        "links": [("psql", "p" * 60), ("console", "c" * 90)],
+    }
+    text = screen(Shown(**{name: getattr(CALM, name) for name in CALM.__slots__} | full), 80, lines)
+    plain = re.sub("\x1b\\[[0-9]*[mJH]", "", text).split("\n")
+    assert [line for line in plain if len(line) > 80 and "ccc" not in line] == []
+    assert sum(-(-max(len(line), 1) // 80) for line in plain) <= lines
+    assert sum("Customer" in line for line in plain) == (8 if lines == 50 else 1 if said else 4)
 
 
 def test_a_busy_machine_is_said() -> None:
