@@ -16,8 +16,8 @@ def find_tables(
 ) -> None:
     """Find the tables that messages are about, by OID in network byte order.
 
-    Adds each Relation message to ``described``, and to ``needed`` each table (also as the value) whose
-    rows come before its description.
+    Adds each Relation message to ``described``, and to ``needed``, also as the value, each table
+    whose rows come before its description.
     """
     message: bytes
     last: bytes = b""
