@@ -5,10 +5,13 @@ A kernel works uncompiled too (but ``headrace.state.map.skiplist``, which is raw
 """
 
 import os
+import shutil
+import sysconfig
 from pathlib import Path
 
 from Cython.Build import cythonize
 from setuptools import Extension, setup
+from setuptools.command.build_ext import build_ext
 
 HERE = Path(__file__).parent
 COMPILED = ("headrace/kernels", "headrace/state/map")
@@ -47,8 +50,26 @@ def kernels() -> list[Extension]:
     )
 
 
+class BuildKernels(build_ext):
+    """Says in one line what is missing, instead of the compiler's or Python's own words."""
+
+    def build_extensions(self) -> None:
+        """Build them; see ``build_ext``."""
+        command = self.compiler.compiler_so[0]
+        headers = Path(sysconfig.get_path("include"), "Python.h")
+        missing = f"a C compiler ({command})" if shutil.which(command) is None else ""
+        missing = missing or ("" if headers.exists() else f"the headers of Python ({headers})")
+        if missing:
+            raise SystemExit(
+                f"error: building headrace needs {missing}, which is not there. Install it (Debian:"
+                " apt install gcc libc6-dev python3-dev), or a wheel, which needs no compiler."
+            )
+        super().build_extensions()
+
+
 setup(
     ext_modules=kernels(),
+    cmdclass={"build_ext": BuildKernels},
     # As many at once as there are processors; `build_ext --parallel N` says otherwise.
     options={"build_ext": {"parallel": os.cpu_count() or 1}},
 )

@@ -70,6 +70,23 @@ def test_a_source_distribution_has_what_git_has(listed, tracked):
     assert sorted(listed["sdist"] - tracked - new - pages()) == []
 
 
+def test_a_machine_without_a_compiler_is_told_so(tmp_path):
+    command = [sys.executable, "setup.py", "--quiet", "build_ext", "--force"]
+    done = subprocess.run(
+        [*command, "--build-lib", tmp_path, "--build-temp", tmp_path],
+        cwd=ROOT,
+        env=os.environ | {"CC": "no-such-compiler"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode
+    told = done.stderr.strip().splitlines()
+    assert len(told) == 1
+    assert "a C compiler (no-such-compiler)" in told[0]
+    assert "apt install" in told[0]
+
+
 def test_the_version_has_one_owner(tracked):
     """``pyproject.toml`` has it; the changelog begins with this version or an unreleased one."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]

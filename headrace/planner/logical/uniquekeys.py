@@ -31,6 +31,8 @@ from headrace.types import (
 
 Key = frozenset[int]
 """Ids of columns."""
+Dependency = tuple[Key, Key]
+"""Columns, and columns that they determine: rows equal in the first are equal in the second."""
 
 _INTEGERS: Final = frozenset({INT2, INT4, INT8})
 _KEYS_MAX: Final = 16
@@ -66,13 +68,13 @@ def _unique(node: nodes.Node, known: Named) -> Iterable[Key]:
         case nodes.ProjectNode():
             return _shown(node.items, unique(node.input, known))
         case nodes.DistinctNode():
-            return [*unique(node.input, known), _all(node.columns)]
+            return [*unique(node.input, known), _reduced(_all(node.columns), node)]
         case nodes.SetOpNode():
             return [] if node.all else [_all(node.columns)]
         case nodes.AggregateNode():
             return [
                 *_shown(node.keys, unique(node.input, known)),
-                frozenset(c.id for c, _ in node.keys),
+                _reduced(frozenset(c.id for c, _ in node.keys), node),
             ]
         case nodes.JoinNode():
             return _joined(node, known)
@@ -101,11 +103,17 @@ def _of_table(node: nodes.ScanNode) -> list[Key]:
 
 def _shown(items: Iterable[tuple[nodes.Col, object]], keys: Iterable[Key]) -> list[Key]:
     """Translate ``keys`` of the input to columns of ``items``; omit keys not fully shown."""
+    places = _places(items)
+    return [frozenset(places[c] for c in k) for k in keys if k <= places.keys()]
+
+
+def _places(items: Iterable[tuple[nodes.Col, object]]) -> dict[int, int]:
+    """Return the column of ``items`` for each column of the input that they show unchanged."""
     places: dict[int, int] = {}
     for column, expr in items:
         if isinstance(expr, Ref) and expr.collation == column.collation:
             places.setdefault(expr.id, column.id)
-    return [frozenset(places[c] for c in k) for k in keys if k <= places.keys()]
+    return places
 
 
 def _joined(node: nodes.JoinNode, known: Named) -> list[Key]:
@@ -133,16 +141,89 @@ def one_match(node: nodes.JoinNode) -> bool:
 
 def _fixed(node: nodes.JoinNode) -> Key:
     """Return the columns of both sides that are equal to one of the other side."""
+    return frozenset(column for pair in _equal(node) for column in pair)
+
+
+def _equal(node: nodes.JoinNode) -> list[tuple[int, int]]:
+    """Return pairs of columns, one of each side, that the condition makes equal."""
     mine, other = nodes.ids(node.left), nodes.ids(node.right)
-    return frozenset(
-        c.id
+    return [
+        (e.left.id, e.right.id)
         for e in column_equalities(node.condition)
-        for c in (e.left, e.right)
         if len({e.left.id, e.right.id} & mine) == 1
         and len({e.left.id, e.right.id} & other) == 1
         and (e.left.oid == e.right.oid or {e.left.oid, e.right.oid} <= _INTEGERS)
         and e.left.collation == e.right.collation
-    )
+    ]
+
+
+def _reduced(key: Key, node: nodes.Node) -> Key:
+    """Return ``key`` without columns that its other columns determine."""
+    found = _dependencies(node)
+    for column in sorted(key) if found else ():
+        rest = key - {column}
+        if column in _closure(rest, found):
+            key = rest
+    return key
+
+
+def _closure(key: Key, found: Sequence[Dependency]) -> Key:
+    """Return the columns that the columns in ``key`` determine."""
+    before = None
+    while key != before:
+        before = key
+        for determinant, dependent in found:
+            if determinant <= key:
+                key |= dependent
+    return key
+
+
+def _dependencies(node: nodes.Node) -> list[Dependency]:
+    """Return functional dependencies among the columns of ``node``; the list may be incomplete."""
+    match node:
+        case nodes.ScanNode():
+            columns = _all(c for c, _ in node.fields)
+            return [(key, columns) for key in _of_table(node)]
+        case nodes.FilterNode() | nodes.WindowNode() | nodes.TemporalNode() | nodes.CalendarNode():
+            return _dependencies(node.input)
+        case nodes.TopKNode() | nodes.DistinctNode():
+            return _dependencies(node.input)
+        case nodes.ProjectNode():
+            return _kept(node.items, _dependencies(node.input))
+        case nodes.AggregateNode():
+            return _kept(node.keys, _dependencies(node.input))
+        case nodes.JoinNode() if node.kind in ("semi", "anti"):
+            return _dependencies(node.left)
+        case nodes.JoinNode() if node.kind == "inner":
+            equal = [frozenset(pair) for pair in _equal(node)]
+            same = [(frozenset((c,)), pair) for pair in equal for c in pair]
+            return [*_dependencies(node.left), *_dependencies(node.right), *same]
+        case nodes.JoinNode() if node.kind == "left":
+            # A determinant that is NULL in a row without a match must be NULL in no other row.
+            sure = [
+                (determinant, dependent)
+                for determinant, dependent in _dependencies(node.right)
+                if any(not_null(node.right, c, declared=True) for c in determinant)
+            ]
+            return [*_dependencies(node.left), *sure]
+        case _:
+            return []
+
+
+def _kept(
+    items: Iterable[tuple[nodes.Col, object]], found: Sequence[Dependency]
+) -> list[Dependency]:
+    """Translate dependencies of the input to columns of ``items``, as ``_shown`` does with keys."""
+    places = _places(items)
+    return [
+        (
+            frozenset(places[c] for c in determinant),
+            # Also those determined by way of columns that are not shown.
+            frozenset(places[c] for c in _closure(determinant, found) if c in places),
+        )
+        for determinant, _ in found
+        if determinant <= places.keys()
+    ]
 
 
 def _all(columns: Iterable[nodes.Col]) -> Key:
