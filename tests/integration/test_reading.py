@@ -49,7 +49,7 @@ def test_what_only_postgres_reads_is_planned_all_the_same(commander):
     with pytest.raises(psycopg.errors.SyntaxError) as raised:
         commander.execute("SELECT * FROM headrace.explain_view(%s, 'ast')", (query,))
     assert "Postgres reads the query" in raised.value.diag.message_detail
-    assert "LINE 1: SELECT id FROM items WHERE" in raised.value.diag.message_detail
+    assert "The query has it here:\nLINE 1: " in raised.value.diag.message_detail
     commander.execute("CALL headrace.create_view('alone', %s)", (query,))
     assert commander.execute("SELECT count(*) FROM alone").fetchone() == (8,)
     commander.execute("CALL headrace.drop_view('alone')")
