@@ -77,9 +77,7 @@ BEGIN
                 END IF;
             END IF;
         END LOOP;
-        IF failed IS NOT NULL THEN
-            PERFORM headrace.raise_error(failed);
-        END IF;
+    -- RAISE failed
         answer := headrace.command_result(command);
         -- The locks end with this subtransaction.
         RAISE EXCEPTION USING ERRCODE = 'HR001';

@@ -36,9 +36,11 @@ _HAS_DETAIL: Final = " AND failed OPERATOR(pg_catalog.?) 'D'"
 _HAS_HINT: Final = " AND failed OPERATOR(pg_catalog.?) 'H'"
 _DETAIL: Final = ",\n            DETAIL = failed OPERATOR(pg_catalog.->>) 'D'"
 _HINT: Final = ",\n            HINT = failed OPERATOR(pg_catalog.->>) 'H'"
+RAISED: Final = "    -- RAISE failed\n"
+"""Line that stands for ``FAILED`` in a file."""
 # Inside of the procedure, so that the context of the error is one line.  An option of RAISE cannot
 # be NULL, and an empty DETAIL would be shown.
-_FAILED: Final = "".join(
+FAILED: Final = "".join(
     f"""    IF failed IS NOT NULL{test} THEN
         RAISE EXCEPTION USING ERRCODE = failed OPERATOR(pg_catalog.->>) 'C',
             MESSAGE = failed OPERATOR(pg_catalog.->>) 'M'{options};
@@ -128,7 +130,7 @@ BEGIN
         SELECT c.seen, c.done, c.failed INTO seen, done, failed FROM headrace.check_command(command, seen) c;
         COMMIT;
     END LOOP;
-{_FAILED}{answered}END
+{FAILED}{answered}END
 $$;
 """  # noqa: S608  names and types of our own table
 

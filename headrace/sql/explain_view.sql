@@ -13,6 +13,7 @@ DECLARE
     stages  pg_catalog.jsonb;
     rows    pg_catalog.text;  -- where the first rows of a view over other views come from
     told    pg_catalog.text;
+    lines   pg_catalog.jsonb;
 BEGIN
     BEGIN
         parts := pg_catalog.parse_ident(name_or_query);
@@ -24,10 +25,12 @@ BEGIN
        OR format OPERATOR(pg_catalog.=) ANY (ARRAY['dot', 'mermaid']::pg_catalog.text[])
        OR stage OPERATOR(pg_catalog.=) 'physical' AND headrace.engine_running()
           AND pg_catalog.current_setting('transaction_isolation') OPERATOR(pg_catalog.=) 'read committed' THEN
-        RETURN QUERY SELECT l.line OPERATOR(pg_catalog.->>) 'plan' FROM pg_catalog.jsonb_array_elements(headrace.ask_engine(
-                'explain_view', 'explain', pg_catalog.jsonb_build_object(
-                    'name_or_query', name_or_query, 'stage', stage, 'format', format, 'dialect', dialect),
-                headrace.captured_settings())) WITH ORDINALITY l (line, n) ORDER BY l.n;
+        lines := headrace.ask_engine(
+            'explain_view', 'explain', pg_catalog.jsonb_build_object(
+                'name_or_query', name_or_query, 'stage', stage, 'format', format, 'dialect', dialect),
+            headrace.captured_settings());
+        RETURN QUERY SELECT l.line OPERATOR(pg_catalog.->>) 'plan'
+          FROM pg_catalog.jsonb_array_elements(lines) WITH ORDINALITY l (line, n) ORDER BY l.n;
         RETURN;
     END IF;
     SELECT v.explain INTO stages FROM headrace.views v

@@ -183,7 +183,8 @@ SELECT pg_catalog.string_agg(h.words, ', ' ORDER BY h.since) FROM (
 
 def statements(name: str) -> str:
     """Return the text of the SQL file ``name``."""
-    return resources.files("headrace.sql").joinpath(name).read_text(encoding="utf-8")
+    text = resources.files("headrace.sql").joinpath(name).read_text(encoding="utf-8")
+    return text.replace(calls.RAISED, calls.FAILED)
 
 
 def scripts() -> Iterator[str]:

@@ -118,18 +118,7 @@ BEGIN
             'call', held, 'facts', facts::pg_catalog.text, 'most', most), NULL, effects, failed);
         EXIT steps;
     END LOOP;
-    IF failed OPERATOR(pg_catalog.?) 'D' AND failed OPERATOR(pg_catalog.?) 'H' THEN
-        RAISE EXCEPTION USING ERRCODE = failed OPERATOR(pg_catalog.->>) 'C', MESSAGE = failed OPERATOR(pg_catalog.->>) 'M',
-            DETAIL = failed OPERATOR(pg_catalog.->>) 'D', HINT = failed OPERATOR(pg_catalog.->>) 'H';
-    ELSIF failed OPERATOR(pg_catalog.?) 'D' THEN
-        RAISE EXCEPTION USING ERRCODE = failed OPERATOR(pg_catalog.->>) 'C', MESSAGE = failed OPERATOR(pg_catalog.->>) 'M',
-            DETAIL = failed OPERATOR(pg_catalog.->>) 'D';
-    ELSIF failed OPERATOR(pg_catalog.?) 'H' THEN
-        RAISE EXCEPTION USING ERRCODE = failed OPERATOR(pg_catalog.->>) 'C', MESSAGE = failed OPERATOR(pg_catalog.->>) 'M',
-            HINT = failed OPERATOR(pg_catalog.->>) 'H';
-    ELSIF failed IS NOT NULL THEN
-        RAISE EXCEPTION USING ERRCODE = failed OPERATOR(pg_catalog.->>) 'C', MESSAGE = failed OPERATOR(pg_catalog.->>) 'M';
-    END IF;
+    -- RAISE failed
     PERFORM pg_catalog.set_config('headrace.what_if', effects::pg_catalog.text, false);
 END
 $$;
