@@ -23,6 +23,7 @@ DECLARE
     answer  jsonb;
     waited  int := 0;
     held    text;
+    begun   timestamptz := clock_timestamp();
 BEGIN
     IF level IN ('repeatable read', 'serializable') THEN
         RAISE EXCEPTION USING ERRCODE = '0A000',
@@ -63,13 +64,14 @@ BEGIN
                     HINT = 'See headrace.list_views() for the status and lag of views.';
             END IF;
             SELECT c.seen, c.done, c.failed INTO seen, done, failed FROM headrace.check_command(command, seen) c;
-            -- About once a second.  Postgres sees no deadlock, because nothing here waits for a lock.  (The sink
-            -- may wait for this transaction for another reason.)
+            -- About once a second.  Postgres sees no deadlock, because nothing here waits for a lock.  The sink, and earlier
+            -- calls, may wait for this transaction for other reasons; so may snapshots, for the end of transactions.
             IF NOT done THEN
-                SELECT coalesce(w.relation::regclass::text, w.locktype) INTO held
+                SELECT w.relation::regclass::text INTO held
                   FROM pg_locks w JOIN pg_stat_activity a ON a.pid = w.pid AND a.application_name NOT LIKE 'headrace sink%'
                    AND a.usesysid = (SELECT n.nspowner FROM pg_namespace n WHERE n.nspname = 'headrace')
-                 WHERE NOT w.granted AND pg_backend_pid() = ANY (pg_blocking_pids(w.pid)) LIMIT 1;
+                 WHERE NOT w.granted AND w.locktype = 'relation' AND w.waitstart >= begun
+                   AND pg_backend_pid() = ANY (pg_blocking_pids(w.pid)) LIMIT 1;
                 IF FOUND THEN
                     RAISE EXCEPTION USING ERRCODE = '40P01', MESSAGE = format('%s cannot be answered in this transaction', procedure),
                         DETAIL = format('The engine waits for a lock of the transaction (%s), and the transaction for its answer.', held),
