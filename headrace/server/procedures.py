@@ -142,8 +142,7 @@ def bind(statement: Statement, given: Sequence[Given], encoding: str) -> Invocat
             if parameter.required:
                 return None
             values[parameter.name] = parameter.default
-    query = sources.get("query", sources.get("name_or_query"))
-    return Invocation(statement.procedure, values, _positions(query))
+    return Invocation(statement.procedure, values, _positions(sources.get("query")))
 
 
 def unknown(procedure: str) -> UndefinedError:
