@@ -48,6 +48,7 @@ from headrace.runtime.engine_state import EngineState
 from headrace.runtime.failover import SwitchStored
 from headrace.runtime.intake import Intake
 from headrace.runtime.lateness import Lateness
+from headrace.runtime.leading import LeadingUnits
 from headrace.runtime.leaving import Leaving
 from headrace.runtime.lifecycle import Lifecycle
 from headrace.runtime.loading import Loading
@@ -121,9 +122,12 @@ class Engine:
         loading = Loading(
             state, self.durability, self.watch, self.sharing, self.leaving, self.hosts
         )
-        self._commits: Final = Commits(state, self.leaving, self.waits, self.taps, self._lateness)
+        leading = LeadingUnits(state, self.taps.has)
+        self._commits: Final = Commits(
+            state, self.leaving, self.waits, self.taps, self._lateness, leading
+        )
         self._intake: Final = Intake(
-            state, self.watch, self.leaving, self._commits, self.hosts, drain, self.quiesce
+            state, self.watch, self.leaving, self._commits, self.hosts, leading, drain, self.quiesce
         )
         self._capacity: Final = OverloadDetector(state)
         self._catching_up: Final = CatchingUp(

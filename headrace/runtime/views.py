@@ -50,6 +50,7 @@ Connection = psycopg.Connection[Any]
 _log = structlog.get_logger(__name__)
 
 _EMPTY: Final = StateMark(0, 0, 0)
+_START: Final = Position(0, 0)
 _CURSORS: Final = {
     Status.RUNNING: CursorState.CATCHING_UP,
     Status.SINK_ERROR: CursorState.BLOCKED,
@@ -67,6 +68,19 @@ class UnitListener(Protocol):
     def update_mark(self, unit: Any, /) -> None:
         """Record that only a mark of a unit has changed."""
 
+    def part(self, unit: Any, /) -> None:
+        """Give a unit that is in step its own position again."""
+
+
+@dataclass(slots=True)
+class CommonPosition:
+    """The position of all units in step (``leading.py``)."""
+
+    processed: int = 0
+    """The last txid in their states."""
+    committed: Position = _START
+    """The last txid that is committed for them, and its end."""
+
 
 @dataclass(slots=True)
 class Unit:
@@ -81,12 +95,8 @@ class Unit:
     settings: dict[str, str]
     start_lsn: int
     store: RocksStore | RemoteStore | None = field(default=None, kw_only=True)
-    mark: StateMark = field(default=_EMPTY, kw_only=True)
-    """The state as of the last txid that is committed for it; see ``_move``."""
     durable: StateMark = field(default=_EMPTY, kw_only=True)
     """The state as of the last checkpoint, which survives a crash."""
-    processed: int = field(default=0, kw_only=True)
-    """The last txid in its state, committed or not."""
     dataflow: Dataflow | None = field(default=None, kw_only=True)
     remote: RemoteEvaluator | None = field(default=None, kw_only=True)
     own: PhysicalPlan = field(init=False)
@@ -114,6 +124,10 @@ class Unit:
     """Whether its first states are still staged, for its worker is unreachable (``wait_at``)."""
     listener: UnitListener | None = field(default=None, kw_only=True, repr=False, compare=False)
     """Receives its changes (``unit_index.py``), while it is registered with the engine."""
+    _step: CommonPosition | None = field(default=None, kw_only=True, repr=False, compare=False)
+    """The position that it shares with other units; None: it has its own."""
+    _mark: StateMark = field(default=_EMPTY, kw_only=True)
+    _processed: int = field(default=0, kw_only=True)
     _begun: list[int] = field(default_factory=list, kw_only=True)
     """Txids in flight that have changed its state."""
     _marks: dict[int, StateMark] = field(default_factory=dict, kw_only=True)
@@ -123,6 +137,59 @@ class Unit:
         self.stirred = next(Unit.clock)
         self.temporal = self.plan.temporal
         self.feed_on({})
+
+    @property
+    def mark(self) -> StateMark:
+        """The state as of the last txid that is committed for it; for any thread."""
+        while (step := self._step) is not None:
+            at = step.committed
+            lsn = max(at.lsn, self.start_lsn)
+            mark = StateMark(at.txid, lsn, min(self.written_txid(at.txid), at.txid))
+            if self._step is step:
+                return mark
+        return self._mark
+
+    @property
+    def processed(self) -> int:
+        """The last txid in its state, committed or not."""
+        step = self._step
+        return self._processed if step is None else step.processed
+
+    @processed.setter
+    def processed(self, txid: int) -> None:
+        self.part()
+        self._processed = txid
+
+    @property
+    def in_step(self) -> bool:
+        """Whether it shares its position with other units."""
+        return self._step is not None
+
+    def written_txid(self, txid: int) -> int:
+        """Return the last txid up to ``txid`` at which its result changed, as far as is known."""
+        return txid
+
+    def join(self, step: CommonPosition) -> None:
+        """Share a position, which is its own now.  REQUIRES: no txid in flight has changed it."""
+        assert not self._begun and self._processed == step.processed, "it is where they are"
+        self._step = step
+
+    def freeze(self) -> None:
+        """Take the shared position as its own; its listener calls this (``UnitIndex.part``)."""
+        if self._step is not None:
+            mark, processed = self.mark, self.processed
+            self._mark, self._processed = mark, processed
+            self._marks[mark.txid] = mark
+            self._step = None
+
+    def part(self) -> None:
+        """Have its own position again."""
+        if self._step is None:
+            return
+        if self.listener is not None:
+            self.listener.part(self)
+        else:
+            self.freeze()
 
     def feed_on(self, feeds: Mapping[str, int]) -> None:
         """Read the rows of these nodes from shared subplans; REQUIRES: nothing is in flight."""
@@ -175,10 +242,11 @@ class Unit:
 
     def restore(self, store: RocksStore | RemoteStore | None, mark: StateMark) -> None:
         """Set its state, with nothing in flight; None: the state is out of reach."""
+        self.part()
         self.store = store
         self.staged = False
-        self.mark = self.durable = mark
-        self.processed = mark.txid
+        self._mark = self.durable = mark
+        self._processed = mark.txid
         self.dataflow = None
         self._begun.clear()
         self.stirred = next(Unit.clock)
@@ -201,7 +269,8 @@ class Unit:
         self._changed()
 
     def _move(self, mark: StateMark) -> None:
-        self.mark = mark
+        self.part()
+        self._mark = mark
         listener = self.listener
         if listener is not None:
             listener.update_mark(self)
@@ -240,6 +309,7 @@ class Unit:
     def begin(self, txid: int) -> None:
         """Begin ``txid`` in its state, before its dataflow writes."""
         assert self.store is not None, "live views have state"
+        self.part()
         self.works += 1
         self.stirred = next(Unit.clock)
         if self.bound is not None:
@@ -267,6 +337,7 @@ class Unit:
                 self.processed = mark.txid
                 self._move(mark)
         self._marks = {t: m for t, m in self._marks.items() if t >= mark.txid}
+        self._marks[mark.txid] = mark
         if self.listener is not None:
             self.listener.update_mark(self)
 
@@ -284,6 +355,7 @@ class Unit:
         ``processed`` is then the txid of the state: before ``txid``, and perhaps before ``mark``,
         which goes back with it.
         """
+        self.part()
         self.processed = min(self.processed, txid - 1)
         if self.store is None or not any(begun >= txid for begun in self._begun):
             return
@@ -426,6 +498,10 @@ class View(Unit):
         self.placed, self.parts = placed, dict(parts)
         self.shares = self.shares and not placed and not parts
         self._changed()
+
+    def written_txid(self, txid: int) -> int:
+        """Return the txid at which its table was written last."""
+        return txid if self.progress is None else self.progress.txid
 
     @property
     def session_owner(self) -> str:
