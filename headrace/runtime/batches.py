@@ -276,7 +276,7 @@ class Processor:
                     self._end([shared], outcome)
                     if shared.id in outcome.telling:
                         self._wake(resting.readers(shared), active, resting, outcome)
-                elif shared.id not in outcome.failed and not shared.in_step:
+                elif shared.id not in outcome.failed and shared.processed >= txid:
                     readers = [
                         u.id for u in (*active.units, *away) if shared.id in u.feeds.values()
                     ]

@@ -125,6 +125,9 @@ class UnitIndex:
                 if at < txid
                 for unit_id, unit in units.items()
             }
+            first = next(iter(self._in_step.values()), None)
+            if first is not None and first.mark.txid < txid:
+                found |= {i: unit for i, unit in self._in_step.items() if i in self._durable}
             return list((found | self._staged).values())
 
     @property
