@@ -365,9 +365,11 @@ class Unit:
         self._begun = [begun for begun in self._begun if begun <= found]
         self.processed = min(self.processed, found)
         if found < self.mark.txid:
-            if found not in self._marks:
+            # Between two marks nothing has changed the unit.
+            known = max((txid for txid in self._marks if txid <= found), default=None)
+            if known is None:
                 raise BugError(f"view {self.id} went back to the unknown txid {found}")
-            self._move(self._marks[found])
+            self._move(self._marks[known])
 
     def reset(self) -> None:
         """Undo everything that is not committed."""
