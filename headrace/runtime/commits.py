@@ -24,7 +24,7 @@ class Commits:
     _waits: PositionWaits
     _taps: ChangeCapture
     _lateness: Lateness
-    _leading: LeadingUnits
+    leading: LeadingUnits = field(init=False)
     taking: bool = field(default=False, init=False)
     """Whether an answer is being handled; ``drain`` returns at once meanwhile."""
     passed: int = field(default=0, init=False)
@@ -33,6 +33,9 @@ class Commits:
     """Total seconds of writing, without those of lagging views."""
     writes: dict[str, float] = field(default_factory=dict, init=False)
     """Seconds of writing by commit group, since the reader last cleared them."""
+
+    def __post_init__(self) -> None:
+        self.leading = LeadingUnits(self._state, self._taps.has)
 
     def take(self, wait_s: float = 0.0) -> None:
         """Handle the commits so far; wait up to ``wait_s`` for the first."""
@@ -52,13 +55,13 @@ class Commits:
         moved = self._move(answer)
         if job.txid >= state.position.txid:
             # Before the position, which no unit in step may be behind.
-            self._leading.committed(job.txid, job.lsn)
+            self.leading.committed(job.txid, job.lsn)
         if job.txid > state.position.txid:
             state.position = Position(job.txid, max(job.lsn, state.position.lsn))
         self._arrive()
         self.passed = job.txid
         if job.txid == state.position.txid:
-            self._leading.join(moved)
+            self.leading.join(moved)
         state.batches += 1
         state.suspects.passed(job.txid)
         self._stop_failed(answer)

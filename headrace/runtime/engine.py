@@ -48,7 +48,6 @@ from headrace.runtime.engine_state import EngineState
 from headrace.runtime.failover import SwitchStored
 from headrace.runtime.intake import Intake
 from headrace.runtime.lateness import Lateness
-from headrace.runtime.leading import LeadingUnits
 from headrace.runtime.leaving import Leaving
 from headrace.runtime.lifecycle import Lifecycle
 from headrace.runtime.loading import Loading
@@ -122,12 +121,9 @@ class Engine:
         loading = Loading(
             state, self.durability, self.watch, self.sharing, self.leaving, self.hosts
         )
-        leading = LeadingUnits(state, self.taps.has)
-        self._commits: Final = Commits(
-            state, self.leaving, self.waits, self.taps, self._lateness, leading
-        )
+        self._commits: Final = Commits(state, self.leaving, self.waits, self.taps, self._lateness)
         self._intake: Final = Intake(
-            state, self.watch, self.leaving, self._commits, self.hosts, leading, drain, self.quiesce
+            state, self.watch, self.leaving, self._commits, self.hosts, drain, self.quiesce
         )
         self._capacity: Final = OverloadDetector(state)
         self._catching_up: Final = CatchingUp(

@@ -20,7 +20,6 @@ from headrace.runtime.commits import Commits
 from headrace.runtime.engine_state import EngineState
 from headrace.runtime.incoming import Frames, StreamFrames
 from headrace.runtime.jobs import CommitJob, ViewPart
-from headrace.runtime.leading import LeadingUnits
 from headrace.runtime.leaving import Leaving
 from headrace.runtime.positions import BatchRecord, Position
 from headrace.runtime.shared import Shared
@@ -42,7 +41,6 @@ class Intake:
         leaving: Leaving,
         commits: Commits,
         hosts: WorkerHandles,
-        leading: LeadingUnits,
         drain: Callable[[], None],
         quiesce: Callable[[Collection[int]], None],
     ) -> None:
@@ -51,7 +49,7 @@ class Intake:
         self._leaving = leaving
         self._commits = commits
         self._hosts = hosts
-        self._leading = leading
+        self._leading: Final = commits.leading
         self._drain = drain
         self._quiesce = quiesce
         self._decoder = Decoder()

@@ -1,14 +1,14 @@
-"""Units in step: the leading units that share one position, so that other batches cost them nothing.
+"""Units in step: leading units that share one position, so that most batches cost them nothing.
 
-A batch concerns few views.  All others that lead would only move their position, one by one, as it
-is processed and again as it is committed.  Instead they share a ``CommonPosition``.  A unit parts
-from it when a batch concerns it, and joins it again once it is committed at the same txid.
+A batch concerns few views.  For the remaining leading ones only the position moves, as the batch is
+processed and again as it is committed.  So they share one, a ``CommonPosition``.  A unit parts from
+it when a batch concerns the unit, and joins it again once both are committed at the same txid.
 
     in step ──(rows of its tables or feeds, time, an error)──► apart ──(committed)──► in step
 
 * Invariant 1: a unit in step leads, or a leading view needs it; no txid in flight has changed it.
-* Invariant 2: what is in step has processed every batch before the one that is being processed.
-* Invariant 3: the common position is the engine's committed one while any unit is in step.
+* Invariant 2: the units in step have processed all batches before the present one.
+* Invariant 3: while any unit is in step, the common position is the engine's committed one.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from headrace.runtime.columns import Types, types_of
 from headrace.runtime.engine_state import EngineState
 from headrace.runtime.positions import Position, StateMark
 from headrace.runtime.shared import Shared
-from headrace.runtime.views import CommonPosition, Unit, View
+from headrace.runtime.unit_position import CommonPosition
+from headrace.runtime.views import Unit, View
 from headrace.state.rocks import RocksStore
 
 
@@ -104,7 +105,7 @@ class LeadingUnits:
     # --- when it is committed
 
     def committed(self, txid: int, lsn: int) -> None:
-        """Move what is in step, and units that parted after ``txid`` was processed, to ``txid``."""
+        """Move the units in step to ``txid``, and those that parted after it was processed."""
         for unit, last in list(self._trailing.values()):
             if unit.mark.txid < txid <= min(last, unit.processed) and unit.store is not None:
                 written = min(unit.written_txid(txid), txid)

@@ -13,7 +13,8 @@ from typing import Final
 
 from headrace.runtime.shared import Shared
 from headrace.runtime.unit_links import UnitLinks
-from headrace.runtime.views import CommonPosition, Unit, View
+from headrace.runtime.unit_position import CommonPosition
+from headrace.runtime.views import Unit, View
 from headrace.sql.status import CursorState
 from headrace.state.rocks import RocksStore
 

@@ -12,7 +12,7 @@ import itertools
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Final, Protocol
+from typing import Any, ClassVar, Final
 
 import msgspec
 import psycopg
@@ -33,6 +33,7 @@ from headrace.process.bounds import Bound, Limits
 from headrace.runtime.event_log import EventLog
 from headrace.runtime.positions import Meta, Position, StateMark
 from headrace.runtime.remote_worker import RemoteStore
+from headrace.runtime.unit_position import UnitPosition
 from headrace.sink import keys
 from headrace.sink.table import ResultTable
 from headrace.sql import nodes, states
@@ -49,8 +50,6 @@ Connection = psycopg.Connection[Any]
 
 _log = structlog.get_logger(__name__)
 
-_EMPTY: Final = StateMark(0, 0, 0)
-_START: Final = Position(0, 0)
 _CURSORS: Final = {
     Status.RUNNING: CursorState.CATCHING_UP,
     Status.SINK_ERROR: CursorState.BLOCKED,
@@ -59,44 +58,18 @@ _CURSORS: Final = {
 """Cursors of views that are loaded, by status; the stream finds out which of them lead."""
 
 
-class UnitListener(Protocol):
-    """Receives the changes of units; from any thread."""
-
-    def update(self, unit: Any, /) -> None:
-        """Record that some property of a unit has changed."""
-
-    def update_mark(self, unit: Any, /) -> None:
-        """Record that only a mark of a unit has changed."""
-
-    def part(self, unit: Any, /) -> None:
-        """Give a unit that is in step its own position again."""
-
-
 @dataclass(slots=True)
-class CommonPosition:
-    """The position of all units in step (``leading.py``)."""
-
-    processed: int = 0
-    """The last txid in their states."""
-    committed: Position = _START
-    """The last txid that is committed for them, and its end."""
-
-
-@dataclass(slots=True)
-class Unit:
+class Unit(UnitPosition):
     """An object with its own state and dataflow: a view, or a subplan that views share."""
 
     clock: ClassVar[Iterator[int]] = itertools.count(1)
     """Logical clock that orders the beginnings and ends of all units' work."""
 
-    id: int
     plan: PhysicalPlan
     """The whole plan; see ``own``."""
     settings: dict[str, str]
     start_lsn: int
     store: RocksStore | RemoteStore | None = field(default=None, kw_only=True)
-    durable: StateMark = field(default=_EMPTY, kw_only=True)
-    """The state as of the last checkpoint, which survives a crash."""
     dataflow: Dataflow | None = field(default=None, kw_only=True)
     remote: RemoteEvaluator | None = field(default=None, kw_only=True)
     own: PhysicalPlan = field(init=False)
@@ -122,74 +95,11 @@ class Unit:
     """The worker that has its states; '': this one."""
     staged: bool = field(default=False, kw_only=True)
     """Whether its first states are still staged, for its worker is unreachable (``wait_at``)."""
-    listener: UnitListener | None = field(default=None, kw_only=True, repr=False, compare=False)
-    """Receives its changes (``unit_index.py``), while it is registered with the engine."""
-    _step: CommonPosition | None = field(default=None, kw_only=True, repr=False, compare=False)
-    """The position that it shares with other units; None: it has its own."""
-    _mark: StateMark = field(default=_EMPTY, kw_only=True)
-    _processed: int = field(default=0, kw_only=True)
-    _begun: list[int] = field(default_factory=list, kw_only=True)
-    """Txids in flight that have changed its state."""
-    _marks: dict[int, StateMark] = field(default_factory=dict, kw_only=True)
-    """Marks since the last checkpoint, by txid: the points that its state may go back to."""
 
     def __post_init__(self) -> None:
         self.stirred = next(Unit.clock)
         self.temporal = self.plan.temporal
         self.feed_on({})
-
-    @property
-    def mark(self) -> StateMark:
-        """The state as of the last txid that is committed for it; for any thread."""
-        while (step := self._step) is not None:
-            at = step.committed
-            lsn = max(at.lsn, self.start_lsn)
-            mark = StateMark(at.txid, lsn, min(self.written_txid(at.txid), at.txid))
-            if self._step is step:
-                return mark
-        return self._mark
-
-    @property
-    def processed(self) -> int:
-        """The last txid in its state, committed or not."""
-        step = self._step
-        return self._processed if step is None else step.processed
-
-    @processed.setter
-    def processed(self, txid: int) -> None:
-        self.part()
-        self._processed = txid
-
-    @property
-    def in_step(self) -> bool:
-        """Whether it shares its position with other units."""
-        return self._step is not None
-
-    def written_txid(self, txid: int) -> int:
-        """Return the last txid up to ``txid`` at which its result changed, as far as is known."""
-        return txid
-
-    def join(self, step: CommonPosition) -> None:
-        """Share a position, which is its own now.  REQUIRES: no txid in flight has changed it."""
-        assert not self._begun and self._processed == step.processed, "it is where they are"
-        self._step = step
-
-    def freeze(self) -> None:
-        """Take the shared position as its own; its listener calls this (``UnitIndex.part``)."""
-        if self._step is not None:
-            mark, processed = self.mark, self.processed
-            self._mark, self._processed = mark, processed
-            self._marks[mark.txid] = mark
-            self._step = None
-
-    def part(self) -> None:
-        """Have its own position again."""
-        if self._step is None:
-            return
-        if self.listener is not None:
-            self.listener.part(self)
-        else:
-            self.freeze()
 
     def feed_on(self, feeds: Mapping[str, int]) -> None:
         """Read the rows of these nodes from shared subplans; REQUIRES: nothing is in flight."""
@@ -197,6 +107,10 @@ class Unit:
         self.own = subplans.over_feeds(self.plan, feeds) if feeds else self.plan
         self.dataflow = None
         self._changed()
+
+    def lsn_from(self, lsn: int) -> int:
+        """See ``UnitPosition``: its first contents are complete up to ``start_lsn``."""
+        return max(lsn, self.start_lsn)
 
     def compute(self, whole: PhysicalPlan) -> None:
         """Continue with another plan that fits its states; REQUIRES: nothing is in flight."""
@@ -268,18 +182,6 @@ class Unit:
         self.store = None
         self._changed()
 
-    def _move(self, mark: StateMark) -> None:
-        self.part()
-        self._mark = mark
-        listener = self.listener
-        if listener is not None:
-            listener.update_mark(self)
-
-    def _changed(self) -> None:
-        listener = self.listener
-        if listener is not None:
-            listener.update(self)
-
     @property
     def here(self) -> RocksStore:
         """Its states.
@@ -300,11 +202,6 @@ class Unit:
         """Whether its states can be worked on."""
         store = self.store
         return store is not None and (isinstance(store, RocksStore) or store.up)
-
-    @property
-    def busy(self) -> bool:
-        """Whether a txid in flight has changed its state."""
-        return bool(self._begun)
 
     def begin(self, txid: int) -> None:
         """Begin ``txid`` in its state, before its dataflow writes."""

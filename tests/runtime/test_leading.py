@@ -147,7 +147,7 @@ class World:
             self.commit()
 
     def pause(self) -> None:
-        """Stop a leading view; what only it needs stops with it."""
+        """Stop a leading view, with the subplans that only this view needs."""
         self.drain()
         found = self.random.choice(list(self.state.views.values()))
         if self.alone[found.id].leads:
