@@ -193,7 +193,11 @@ RUNTIME: dict[str, set[str]] = {
         "records",
         "threads",
     },
-    ".commits": {".engine_state", ".lateness", ".leaving", ".change_capture", ".waits", "records"},
+    ".commits": {
+        *(".engine_state", ".lateness", ".leading", ".leaving", ".change_capture", ".waits"),
+        "records",
+    },
+    ".leading": {".engine_state", "records"},
     ".retries": {".engine_state", ".leaving", ".result_tables", "records"},
     ".loading": {
         *(
@@ -296,7 +300,7 @@ RECORDS = {
         "snapshots",
         "event_log",
     ),
-    *("crash_attribution", "unit_feeds", "unit_index", "unit_links", "views"),
+    *("crash_attribution", "unit_feeds", "unit_index", "unit_links", "unit_position", "views"),
 }
 
 # Exceptions from a limit of tests/limits.py or from a rule, with their reasons; an entry that is no

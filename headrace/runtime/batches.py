@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
@@ -71,6 +71,8 @@ class Outcome:
     """Changes that the batch has had so far."""
     touched: set[int] = field(default_factory=set)
     """IDs of the units that took part."""
+    woken: list[Unit] = field(default_factory=list)
+    """Units that were resting."""
     remote_s: dict[int, float] = field(default_factory=dict)
     """Seconds of work, or of waiting for it, by unit, of those on other workers that took part."""
     diffs: dict[int, pa.RecordBatch] = field(default_factory=dict)
@@ -104,6 +106,79 @@ class Elsewhere(Protocol):
         Raises:
             TransientError: see ``Processor.run``.
         """
+
+
+class Resting(Protocol):
+    """Units that have processed all earlier batches, and rest while a batch does not concern them.
+
+    ``LeadingUnits`` implements it; ``NONE_RESTING`` has no units.
+    """
+
+    @property
+    def order(self) -> Sequence[Shared]:
+        """All shared subplans that may take part, each after those that it reads."""
+
+    @property
+    def clocked(self) -> Sequence[View]:
+        """Resting views that read the clock."""
+
+    def reading(self, tables: Iterable[int], /) -> Sequence[Unit]:
+        """Return the resting units that may read one of ``tables`` (OIDs)."""
+
+    def readers(self, shared: Shared, /) -> Sequence[Unit]:
+        """Return the resting units that read a subplan."""
+
+    def named(self, unit_ids: Collection[int], /) -> Sequence[Unit]:
+        """Return those of the units that rest."""
+
+    def wake(self, units: Sequence[Unit], /) -> None:
+        """Take units that take part out of the resting ones."""
+
+    def passed(self, txid: int, /) -> None:
+        """Note that all resting units have processed ``txid``."""
+
+
+class _NoneResting:
+    """No units rest."""
+
+    order: Sequence[Shared] = ()
+    clocked: Sequence[View] = ()
+
+    def reading(self, tables: Iterable[int]) -> Sequence[Unit]:
+        return ()
+
+    def readers(self, shared: Shared) -> Sequence[Unit]:
+        return ()
+
+    def named(self, unit_ids: Collection[int]) -> Sequence[Unit]:
+        return ()
+
+    def wake(self, units: Sequence[Unit]) -> None:
+        pass
+
+    def passed(self, txid: int) -> None:
+        pass
+
+
+NONE_RESTING: Final[Resting] = _NoneResting()
+
+
+@dataclass(slots=True)
+class _Active:
+    """The units of one batch: those given at its beginning, and those that were resting."""
+
+    views: list[Unit]
+    shared: dict[int, Shared]
+    """Subplans that process the batch, by ID."""
+    units: list[Unit]
+    """All of them."""
+
+    def add(self, unit: Unit) -> None:
+        self.units.append(unit)
+        if isinstance(unit, Shared):
+            self.shared[unit.id] = unit
+        else:
+            self.views.append(unit)
 
 
 class Processor:
@@ -159,6 +234,7 @@ class Processor:
         frames: Frames,
         needed: Sequence[Shared] = (),
         elsewhere: Elsewhere | None = None,
+        resting: Resting = NONE_RESTING,
     ) -> Outcome:
         """Process one batch for ``views``, each of which has processed all earlier ones.
 
@@ -169,6 +245,8 @@ class Processor:
         subplan that fails for good is in ``failed``; the caller must reset its state.
 
         ``elsewhere``: the part that other workers process meanwhile; its results are included.
+        ``resting``: other units that have processed all earlier batches; those that this batch
+        concerns take part.
 
         Raises:
             TransientError: nothing is lost; the whole batch must be processed again.
@@ -176,12 +254,14 @@ class Processor:
         outcome, txid = Outcome(frames), frames.txid
         self._began = clock.monotonic()
         behind = _behind(needed, outcome)
-        units: list[Unit] = [*behind, *views]
-        sent = self._take_in(units, outcome)
+        active = _Active(list(views), {shared.id: shared for shared in behind}, [*behind, *views])
+        sent = self._take_in(active, resting, outcome)
         if frames.instant:
+            due = [view for view in resting.clocked if _is_due(view, frames.instant)]
+            self._wake(due, active, resting, outcome)
             woken = [
                 view
-                for view in views
+                for view in active.views
                 if view.temporal
                 and view.id not in outcome.touched
                 and view.id not in outcome.failed
@@ -191,40 +271,57 @@ class Processor:
         self.edge.put(TimeEnd(txid, frames.attempt, sent))
         away = () if elsewhere is None else elsewhere.units
         with contextlib.ExitStack() as pinned:
-            for shared in needed:
-                if shared in behind:
+            for shared in resting.order or needed:
+                if shared.id in active.shared:
                     self._end([shared], outcome)
-                elif shared.id not in outcome.failed:
-                    readers = [u.id for u in (*units, *away) if shared.id in u.feeds.values()]
+                    if shared.id in outcome.telling:
+                        self._wake(resting.readers(shared), active, resting, outcome)
+                elif shared.id not in outcome.failed and shared.processed >= txid:
+                    readers = [
+                        u.id for u in (*active.units, *away) if shared.id in u.feeds.values()
+                    ]
                     if readers:  # else it may have forgotten the output
                         pinned.enter_context(shared.read_by(readers))
                         _recall(shared, outcome)
             # Views fed by other workers wait for them; all other views work meanwhile.
-            waiting = [] if elsewhere is None else [v for v in views if elsewhere.feeds(v)]
+            waiting = [] if elsewhere is None else [v for v in active.views if elsewhere.feeds(v)]
             later = {view.id for view in waiting}
-            self._end([view for view in views if view.id not in later], outcome)
+            self._end([view for view in active.views if view.id not in later], outcome)
             for ready in () if elsewhere is None else elsewhere.stages(waiting, outcome):
                 self._end(ready, outcome)
-            units += away
+        units = [*active.units, *away]
         unseen = [u for u in units if u.id in outcome.touched and not _will_look(u, outcome)]
         outcome.failed |= self._altered(unseen)
         for unit in units:
             if unit.id not in outcome.failed:
                 unit.processed = txid
+        resting.passed(txid)
         return outcome
 
-    def _take_in(self, units: Sequence[Unit], outcome: Outcome) -> int:
-        """Have ``units`` ingest the batch's changes; return the number of rows."""
+    def _wake(
+        self, units: Sequence[Unit], active: _Active, resting: Resting, outcome: Outcome
+    ) -> None:
+        """Have resting units take part from now on."""
+        resting.wake(units)
+        for unit in units:
+            active.add(unit)
+            outcome.woken.append(unit)
+            self.edge.join(unit.id)
+
+    def _take_in(self, active: _Active, resting: Resting, outcome: Outcome) -> int:
+        """Have units ingest the batch's changes; return the number of rows."""
         sent, frames = 0, outcome.frames
-        self.edge.open((unit.id for unit in units), frames.first - 1)
+        self.edge.open((unit.id for unit in active.units), frames.first - 1)
         for chunk in frames:
-            outcome.failed |= _only(frames.stopped, units)
+            if frames.stopped:
+                self._wake(resting.named(frames.stopped), active, resting, outcome)
+            outcome.failed |= _only(frames.stopped, active.units)
             looks = self._looks = [TableChanges(frame.diffs.batch) for frame in chunk]
-            busy = [
-                unit
-                for unit in units
-                if unit.id not in outcome.failed and self._reached(unit, chunk, looks)
-            ]
+            left = [unit for unit in active.units if unit.id not in outcome.failed]
+            read = resting.reading({frame.table_oid for frame in chunk})
+            woken = [unit for unit in read if self._reached(unit, chunk, looks)]
+            busy = [*(unit for unit in left if self._reached(unit, chunk, looks)), *woken]
+            self._wake(woken, active, resting, outcome)
             if not busy:
                 continue  # neither sent nor counted
             for frame in chunk:
@@ -233,7 +330,7 @@ class Processor:
             outcome.rows = sent
             self._enter(busy, outcome)
             taken = {unit.id for unit in busy}
-            for unit in units:
+            for unit in active.units:
                 if unit.id not in taken and unit.id not in outcome.failed:
                     self.edge.pull(unit.id)
             for unit_id in outcome.failed:

@@ -82,6 +82,7 @@ class ChangeCapture:
                 detail=view.message,
             )
         self._end((job, view.id))
+        view.part()  # it takes part in every batch from now on
         folder = self._state.settings.tmp_dir
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         path = folder / f"tap-{job}-{view.id}.copy"
@@ -161,6 +162,10 @@ class ChangeCapture:
     def any(self) -> bool:
         """Whether there is any tap."""
         return bool(self._taps)
+
+    def has(self, view_id: int) -> bool:
+        """Return whether there is a tap of a view."""
+        return any(tap.view_id == view_id for tap in self._taps.values())
 
     def check(self) -> None:
         """Make the stream cut batches as the taps need; the engine calls this in each cycle."""

@@ -8,8 +8,10 @@ from headrace.runtime.change_capture import ChangeCapture
 from headrace.runtime.engine_state import EngineState
 from headrace.runtime.jobs import Answer
 from headrace.runtime.lateness import Lateness
+from headrace.runtime.leading import LeadingUnits
 from headrace.runtime.leaving import Leaving
 from headrace.runtime.positions import Position, StateMark
+from headrace.runtime.views import Unit
 from headrace.runtime.waits import PositionWaits
 
 
@@ -22,6 +24,7 @@ class Commits:
     _waits: PositionWaits
     _taps: ChangeCapture
     _lateness: Lateness
+    leading: LeadingUnits = field(init=False)
     taking: bool = field(default=False, init=False)
     """Whether an answer is being handled; ``drain`` returns at once meanwhile."""
     passed: int = field(default=0, init=False)
@@ -30,6 +33,9 @@ class Commits:
     """Total seconds of writing, without those of lagging views."""
     writes: dict[str, float] = field(default_factory=dict, init=False)
     """Seconds of writing by commit group, since the reader last cleared them."""
+
+    def __post_init__(self) -> None:
+        self.leading = LeadingUnits(self._state, self._taps.has)
 
     def take(self, wait_s: float = 0.0) -> None:
         """Handle the commits so far; wait up to ``wait_s`` for the first."""
@@ -46,11 +52,16 @@ class Commits:
         self.written_s += sum(answer.seconds.values())
         for group, seconds in answer.seconds.items():
             self.writes[group] = self.writes.get(group, 0.0) + seconds
-        self._move(answer)
+        moved = self._move(answer)
+        if job.txid >= state.position.txid:
+            # Before the position, which no unit in step may be behind.
+            self.leading.committed(job.txid, job.lsn)
         if job.txid > state.position.txid:
             state.position = Position(job.txid, max(job.lsn, state.position.lsn))
         self._arrive()
         self.passed = job.txid
+        if job.txid == state.position.txid:
+            self.leading.join(moved)
         state.batches += 1
         state.suspects.passed(job.txid)
         self._stop_failed(answer)
@@ -66,10 +77,10 @@ class Commits:
         finally:
             self.taking = False
 
-    def _move(self, answer: Answer) -> None:
-        """Move the marks of the units that have the txid."""
+    def _move(self, answer: Answer) -> list[Unit]:
+        """Move the marks of the units that have the txid, and return them."""
         state, job = self._state, answer.job
-        moved = []
+        moved: list[Unit] = []
         for part in job.parts:
             view = state.views.get(part.view_id)
             if view is None:
@@ -77,19 +88,21 @@ class Commits:
             view.progress = answer.progress.get(view.id, view.progress)
             # A view that failed has gone back already.
             left = view.id in answer.failed or view.id in answer.gone
-            if left or view.processed < job.txid or view.progress is None:
+            if left or view.processed < job.txid or view.progress is None or view.in_step:
                 continue
             lsn = max(job.lsn, view.start_lsn)
             view.commit(StateMark(job.txid, lsn, min(view.progress.txid, job.txid)))
             self._taps.passed(view, job, part.diffs)
-            moved.append(view.id)
-        state.gauges.committed(answer, moved)
+            moved.append(view)
+        state.gauges.committed(answer, {unit.id for unit in moved})
         for shared_id in job.shared:
             shared = state.subplans.get(shared_id)
             if shared is not None and shared.processed >= job.txid > shared.mark.txid:
                 lsn = max(job.lsn, shared.start_lsn)
                 shared.commit(StateMark(job.txid, lsn, job.txid))
+                moved.append(shared)
         state.checkpoints.count()
+        return moved
 
     def _stop_failed(self, answer: Answer) -> None:
         """Stop the views that could not be written, and forget those that are gone."""

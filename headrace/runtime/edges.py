@@ -46,6 +46,8 @@ class Edge:
         self._attempt: tuple[int, int] = (-1, 0)
         self._ended = -1
         self._rows = 0
+        self._sent = 0
+        """Rows since the last TimeEnd."""
         self._put = 0
         self._dropped = 0
 
@@ -53,13 +55,23 @@ class Edge:
         """Start with these successors, empty, after TimeEnd(``after_txid``)."""
         with self._lock:
             self._frames.clear()
-            self._rows = 0
+            self._rows = self._sent = 0
             self._first = 0
             self._ended = after_txid
             self._attempt = (-1, 0)
             self._tails = dict.fromkeys(successors, 0)
             self._at = Counter({0: len(self._tails)})
             self._pulled = dict.fromkeys(self._tails, 0)
+
+    def join(self, successor: Hashable) -> None:
+        """Add a successor that needs nothing of what was put so far; ignore one that is there."""
+        with self._lock:
+            if successor in self._tails:
+                return
+            head = self._first + len(self._frames)
+            self._tails[successor] = head
+            self._at[head] += 1
+            self._pulled[successor] = self._sent
 
     def leave(self, successor: Hashable) -> None:
         """Remove a successor; no messages are kept for it."""
@@ -83,8 +95,9 @@ class Edge:
                 self._dropped += 1
                 return
             self._attempt = (txid, attempt)
+            self._sent += _rows(frame)
             if isinstance(frame, TimeEnd):
-                self._ended = txid
+                self._ended, self._sent = txid, 0
             self._frames.append(frame)
             self._rows += _rows(frame)
             self._put += 1

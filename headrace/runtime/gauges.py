@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import bisect
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Final
 
 import msgspec
@@ -141,16 +141,15 @@ class Gauges:
         self._errors = 0
         self._restarts = 0
 
-    def committed(self, answer: Answer, moved: Sequence[int]) -> None:
+    def committed(self, answer: Answer, moved: Collection[int]) -> None:
         """Count an answer; ``moved``: the views that have its txid now."""
         job, at, today = answer.job, clock.monotonic(), clock.now()
         since = clock.from_postgres(job.oldest_us or job.commit_time_us)
         fresh_ms = max((today - since).total_seconds() * 1e3, 0.0)
         rows = views = 0
         changed: list[int] = []
-        written = set(moved)
         for part in job.parts:
-            if part.diffs is None or not part.diffs.num_rows or part.view_id not in written:
+            if part.diffs is None or not part.diffs.num_rows or part.view_id not in moved:
                 continue
             views += 1
             if views <= CHANGED_MAX:

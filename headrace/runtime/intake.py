@@ -10,14 +10,12 @@ from itertools import islice
 from typing import Final
 
 from headrace import clock
-from headrace.collections.plan import PhysicalPlan
 from headrace.errors import BugError, HeadraceError, Interrupted, OwnerGone, RightEnded
 from headrace.forwarder.batcher import Batch
 from headrace.kernels.pgoutput import Decoder
 from headrace.process import faults
 from headrace.runtime import positions
 from headrace.runtime.batches import Outcome, Processor, ViewAlteration
-from headrace.runtime.columns import Types, types_of
 from headrace.runtime.commits import Commits
 from headrace.runtime.engine_state import EngineState
 from headrace.runtime.incoming import Frames, StreamFrames
@@ -51,12 +49,10 @@ class Intake:
         self._leaving = leaving
         self._commits = commits
         self._hosts = hosts
+        self._leading: Final = commits.leading
         self._drain = drain
         self._quiesce = quiesce
         self._decoder = Decoder()
-        self._plans: list[PhysicalPlan] = []
-        self._types: Types = {}
-        """Types by which the columns of changes are parsed; the plans read them."""
         self._processor = Processor(
             state.settings, state.suspects, watch.altered, state.evaluators, state.grants
         )
@@ -68,6 +64,7 @@ class Intake:
     def rewind(self) -> None:
         """Prepare for a new stream, which describes its tables again."""
         self._decoder = Decoder()
+        self._leading.rewind()
 
     def close(self) -> None:
         """End the threads."""
@@ -100,24 +97,23 @@ class Intake:
         faults.point(faults.BATCH_RECORDED)
         state.retained.put(record, batch)
         faults.point(faults.BATCH_KEPT)
-        behind = self._behind(txid)
+        leading = self._leading
+        leading.refresh()
+        late = self._late(txid)
+        behind, needed = self._apart(txid, late)
         here = [view for view in behind if not view.placed]
         instant = record.commit_time_us
-        late = self._late(txid)
         away = [*(view for view in behind if view.placed), *late]
-        needed = [s for s in state.needed([*behind, *late]) if s.id not in {p.id for p in late}]
-        plans = [unit.own for unit in (*needed, *late, *behind)]
-        if plans != self._plans:  # rarely
-            self._plans, self._types = plans, types_of(plans)
         frames = StreamFrames(
-            batch, self._decoder, txid, attempt, self._watch, instant, self._types
+            batch, self._decoder, txid, attempt, self._watch, instant, leading.types
         )
-        outcome = self._hosts.batch(away).run(self._processor, here, frames, needed)
+        outcome = self._hosts.batch(away).run(self._processor, here, frames, needed, leading)
         faults.point(faults.COLLECTIONS_DONE)
+        woken = outcome.woken
         job = self.finished(
             outcome,
-            behind,
-            [*needed, *late],
+            sorted([*behind, *(u for u in woken if isinstance(u, View))], key=lambda v: v.id),
+            [*needed, *late, *(u for u in woken if isinstance(u, Shared))],
             batch.end_lsn,
             batch.transactions,
             began_s=began_s,
@@ -190,18 +186,17 @@ class Intake:
             state.db.put_meta(meta, sync=state.reads_clock)
         return record
 
-    def _behind(self, txid: int) -> list[View]:
-        """Return the views that take part in ``txid`` now; those that lag do so later."""
-        out = [
-            view
-            for view in self._state.views.values()
-            # A view without states lacks the txid until it catches up.
-            if view.leads and view.processed < txid and view.store is not None
-        ]
-        for view in out:
+    def _apart(self, txid: int, late: Sequence[Shared]) -> tuple[list[View], list[Shared]]:
+        """Return the leading views that are not in step and lack ``txid``, and such subplans.
+
+        Units that lag process it later.
+        """
+        apart, aside = self._leading.apart, {part.id for part in late}
+        views = [unit for unit in apart if isinstance(unit, View) and unit.processed < txid]
+        for view in views:
             if view.processed != txid - 1:
                 raise BugError(f"view {view.id} is at txid {view.processed} when {txid} comes")
-        return out
+        return views, [u for u in apart if isinstance(u, Shared) and u.id not in aside]
 
     def _late(self, txid: int) -> list[Shared]:
         """Return the parts on other workers that lack ``txid``."""

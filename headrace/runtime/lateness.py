@@ -90,8 +90,11 @@ class Lateness:
                 share = part.diffs.num_rows / rows
                 what = f"writing its {part.diffs.num_rows} changed rows"
                 slow.append(Slow(view, took_s * share, what))
-        waited = (self._state.views.get(part.view_id) for part in answer.job.parts)
-        self._classify(slow, took_s, [view for view in waited if view is not None])
+        views = self._state.views
+        ids = {part.view_id for part in answer.job.parts}
+        if answer.job.began_s:  # leading views that it did not concern have waited, too
+            ids |= {view.id for view in views.values() if view.leads}
+        self._classify(slow, took_s, [views[view_id] for view_id in ids if view_id in views])
 
     def look(self) -> None:
         """Remove the notes when they have expired; called in each cycle of the engine."""

@@ -62,19 +62,18 @@ class PipelinedCommit:
             psycopg.Error: the connection is lost.
         """
         group = parts[0].group
-        changing = [part for part in parts if part.changes]
-        if not changing or job.txid <= self._lost_at or self._suspects.sequential(job.txid):
+        if job.txid <= self._lost_at or self._suspects.sequential(job.txid):
             return False
         if self._skip.get(group):
             self._skip[group] -= 1
             return False
-        writes = self._made(link, job, changing)
+        writes = self._made(link, job, parts)
         if writes is None:
             return False
         try:
             # The view to blame matters only once the views are written one by one.
-            with self._suspects.during(changing[0].view_id, job.txid):
-                good = self._sent(link, job, parts, changing, writes)
+            with self._suspects.during(parts[0].view_id, job.txid):
+                good = self._sent(link, job, parts, writes)
         except psycopg.Error as error:
             if failures.is_lost(error) or link.sink.closed:
                 self._lost_at = job.txid
@@ -95,15 +94,15 @@ class PipelinedCommit:
             self._skip[group] = min(2**times, _SKIPPED_MAX)
 
     def _made(
-        self, link: SinkLink, job: CommitJob, changing: Sequence[ViewPart]
+        self, link: SinkLink, job: CommitJob, parts: Sequence[ViewPart]
     ) -> list[PipelinedWrite] | None:
-        all_diffs = [part.diffs for part in changing if part.diffs is not None]
+        all_diffs = [part.diffs for part in parts if part.diffs is not None]
         if max(diffs.num_rows for diffs in all_diffs) > ROWS_MAX:
             return None
         if sum(diffs.nbytes for diffs in all_diffs) > BYTES_MAX:
             return None
         out = []
-        for part, diffs in zip(changing, all_diffs, strict=True):
+        for part, diffs in zip(parts, all_diffs, strict=True):
             try:
                 with self._suspects.during(part.view_id, job.txid):
                     write = link.writer.pipelined(part.target, diffs)
@@ -119,19 +118,18 @@ class PipelinedCommit:
         link: SinkLink,
         job: CommitJob,
         parts: Sequence[ViewPart],
-        changing: Sequence[ViewPart],
         writes: Sequence[PipelinedWrite],
     ) -> bool:
         """Send all statements; return whether all answers are as expected."""
-        known = [part.known for part in changing if part.known]
-        rights = [right for part in changing for right in part.rights]
+        known = [part.known for part in parts if part.known]
+        rights = [right for part in parts for right in part.rights]
         altered = definitions.asking(known)
         lacking = privileges.asking(rights) if rights else None
         rows = [statement for write in writes for statement in write.statements]
         at = clock.from_postgres(job.commit_time_us)
         noted = [
             statement
-            for part in changing
+            for part in parts
             if part.kept and part.diffs is not None
             for statement in link.writer.notes(part.target, part.diffs, job.moment)
         ]

@@ -13,6 +13,7 @@ from typing import Final
 
 from headrace.runtime.shared import Shared
 from headrace.runtime.unit_links import UnitLinks
+from headrace.runtime.unit_position import CommonPosition
 from headrace.runtime.views import Unit, View
 from headrace.sql.status import CursorState
 from headrace.state.rocks import RocksStore
@@ -29,6 +30,7 @@ class UnitIndex:
       and never in neither: the watermark must not pass a view that is missing from all lists for a
       moment.
     * Invariant 2: no code that takes another lock is called under this lock.
+    * Invariant 3: the mark of a unit in step is not before the engine's position (``leading.py``).
     """
 
     def __init__(self) -> None:
@@ -38,6 +40,10 @@ class UnitIndex:
         """Number of changes of units so far, except changes of their marks."""
         # The lock guards all of these. They are keyed by unit id unless stated otherwise.
         self._known: Final[dict[int, Unit]] = {}
+        self._in_step: Final[dict[int, Unit]] = {}
+        """Units that share their position; the following indexes of marks are without them."""
+        self._apart: Final[dict[int, Unit]] = {}
+        """All other units."""
         self._standing: Final[dict[int, View]] = {}
         self._catching_up: Final[dict[int, View]] = {}
         self._clocked: Final[dict[int, View]] = {}
@@ -49,13 +55,13 @@ class UnitIndex:
         self._latencies: Final = Counter[int]()
         """Number of live views, by latency in milliseconds."""
         self._marks: Final[dict[int, int]] = {}
-        """The txid of an owned view or a part."""
+        """The txid of an owned view or a part that is not in step."""
         self._at: Final[dict[int, dict[int, Unit]]] = {}
         """The same units, by that txid."""
         self._staged: Final[dict[int, Unit]] = {}
         """Owned units whose first states are still staged."""
         self._undurable: Final[dict[int, Unit]] = {}
-        """Owned views and subplans whose mark is newer than the last checkpoint."""
+        """Owned views and subplans not in step whose mark is newer than the last checkpoint."""
         self._durable: Final[dict[int, int]] = {}
         """The durable txid of an owned view or a part."""
         self._durable_at: Final = Counter[int]()
@@ -120,13 +126,29 @@ class UnitIndex:
                 if at < txid
                 for unit_id, unit in units.items()
             }
+            first = next(iter(self._in_step.values()), None)
+            if first is not None and first.mark.txid < txid:
+                found |= {i: unit for i, unit in self._in_step.items() if i in self._durable}
             return list((found | self._staged).values())
 
     @property
     def undurable(self) -> list[Unit]:
         """Owned views and subplans whose mark is newer than the last checkpoint."""
         with self._lock:
-            return list(self._undurable.values())
+            moved = (unit for unit in self._in_step.values() if unit.mark != unit.durable)
+            return [*self._undurable.values(), *moved]
+
+    @property
+    def apart(self) -> list[Unit]:
+        """Units that are not in step, in order of id."""
+        with self._lock:
+            return [self._apart[unit_id] for unit_id in sorted(self._apart)]
+
+    @property
+    def in_step(self) -> list[Unit]:
+        """Units in step."""
+        with self._lock:
+            return list(self._in_step.values())
 
     @property
     def durable_txids(self) -> list[int]:
@@ -137,7 +159,7 @@ class UnitIndex:
     def owned(self, unit_ids: Collection[int]) -> list[Unit]:
         """Return those of the units that are owned views or parts."""
         with self._lock:
-            return [self._known[unit_id] for unit_id in unit_ids if unit_id in self._marks]
+            return [self._known[unit_id] for unit_id in unit_ids if unit_id in self._durable]
 
     # --- changes
 
@@ -164,9 +186,25 @@ class UnitIndex:
             if unit.id in self._durable or isinstance(unit, Shared):
                 self._count_durable(unit)
 
+    def join(self, unit: Unit, step: CommonPosition) -> None:
+        """Let a known unit share a position that is its own now; see ``Unit.join``."""
+        with self._lock:
+            assert self._known.get(unit.id) is unit, "it is registered"
+            unit.join(step)
+            self._in_step[unit.id] = self._apart.pop(unit.id)
+            self._undurable.pop(unit.id, None)
+            if unit.id in self._marks:
+                self._leave_mark(unit.id)
+
+    def part(self, unit: Unit) -> None:
+        """Give a unit in step its own position again; do nothing if it is not in step."""
+        with self._lock:
+            self._part(unit)
+
     def remove(self, unit: Unit) -> None:
         """Remove a unit; ignore it if another one has its id by now."""
         with self._lock:
+            self._part(unit)
             if self._known.get(unit.id) is unit:
                 self._uncount(unit.id)
                 self.links.remove(unit.id)
@@ -174,10 +212,26 @@ class UnitIndex:
 
     # --- under the lock
 
+    def _part(self, unit: Unit) -> None:
+        if self._in_step.get(unit.id) is not unit:
+            return
+        unit.freeze()
+        del self._in_step[unit.id]
+        self._apart[unit.id] = unit
+        if unit.id in self._durable:
+            self._put_mark(unit, unit.mark.txid)
+        if unit.id in self._durable or isinstance(unit, Shared):
+            self._count_durable(unit)
+
     def _count(self, unit: Unit) -> None:
+        before = self._known.get(unit.id)
+        if before is not None and before is not unit:
+            self._part(before)
         self._uncount(unit.id)
         self.changes += 1
         self._known[unit.id] = unit
+        if not unit.in_step:
+            self._apart[unit.id] = unit
         self.links.put(unit)
         if not isinstance(unit.store, RocksStore):
             self._elsewhere[unit.id] = unit
@@ -189,7 +243,8 @@ class UnitIndex:
             if isinstance(unit, Shared) and unit.placed:
                 self._parts[unit.id] = unit
         if owned:
-            self._put_mark(unit, unit.mark.txid)
+            if not unit.in_step:
+                self._put_mark(unit, unit.mark.txid)
             self._put_durable(unit)
             if unit.staged:
                 self._staged[unit.id] = unit
@@ -212,7 +267,7 @@ class UnitIndex:
     def _uncount(self, unit_id: int) -> None:
         for units in (
             *(self._known, self._standing, self._clocked, self._placed, self._parts),
-            *(self._elsewhere, self._staged, self._undurable, self._catching_up),
+            *(self._elsewhere, self._staged, self._undurable, self._catching_up, self._apart),
         ):
             units.pop(unit_id, None)
         self._leave_durable(unit_id)
@@ -235,7 +290,7 @@ class UnitIndex:
             del self._at[txid]
 
     def _count_durable(self, unit: Unit) -> None:
-        if unit.mark == unit.durable:
+        if unit.in_step or unit.mark == unit.durable:
             self._undurable.pop(unit.id, None)
         else:
             self._undurable[unit.id] = unit

@@ -12,7 +12,7 @@ import itertools
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Final, Protocol
+from typing import Any, ClassVar, Final
 
 import msgspec
 import psycopg
@@ -33,6 +33,7 @@ from headrace.process.bounds import Bound, Limits
 from headrace.runtime.event_log import EventLog
 from headrace.runtime.positions import Meta, Position, StateMark
 from headrace.runtime.remote_worker import RemoteStore
+from headrace.runtime.unit_position import UnitPosition
 from headrace.sink import keys
 from headrace.sink.table import ResultTable
 from headrace.sql import nodes, states
@@ -49,7 +50,6 @@ Connection = psycopg.Connection[Any]
 
 _log = structlog.get_logger(__name__)
 
-_EMPTY: Final = StateMark(0, 0, 0)
 _CURSORS: Final = {
     Status.RUNNING: CursorState.CATCHING_UP,
     Status.SINK_ERROR: CursorState.BLOCKED,
@@ -58,35 +58,18 @@ _CURSORS: Final = {
 """Cursors of views that are loaded, by status; the stream finds out which of them lead."""
 
 
-class UnitListener(Protocol):
-    """Receives the changes of units; from any thread."""
-
-    def update(self, unit: Any, /) -> None:
-        """Record that some property of a unit has changed."""
-
-    def update_mark(self, unit: Any, /) -> None:
-        """Record that only a mark of a unit has changed."""
-
-
 @dataclass(slots=True)
-class Unit:
+class Unit(UnitPosition):
     """An object with its own state and dataflow: a view, or a subplan that views share."""
 
     clock: ClassVar[Iterator[int]] = itertools.count(1)
     """Logical clock that orders the beginnings and ends of all units' work."""
 
-    id: int
     plan: PhysicalPlan
     """The whole plan; see ``own``."""
     settings: dict[str, str]
     start_lsn: int
     store: RocksStore | RemoteStore | None = field(default=None, kw_only=True)
-    mark: StateMark = field(default=_EMPTY, kw_only=True)
-    """The state as of the last txid that is committed for it; see ``_move``."""
-    durable: StateMark = field(default=_EMPTY, kw_only=True)
-    """The state as of the last checkpoint, which survives a crash."""
-    processed: int = field(default=0, kw_only=True)
-    """The last txid in its state, committed or not."""
     dataflow: Dataflow | None = field(default=None, kw_only=True)
     remote: RemoteEvaluator | None = field(default=None, kw_only=True)
     own: PhysicalPlan = field(init=False)
@@ -112,12 +95,6 @@ class Unit:
     """The worker that has its states; '': this one."""
     staged: bool = field(default=False, kw_only=True)
     """Whether its first states are still staged, for its worker is unreachable (``wait_at``)."""
-    listener: UnitListener | None = field(default=None, kw_only=True, repr=False, compare=False)
-    """Receives its changes (``unit_index.py``), while it is registered with the engine."""
-    _begun: list[int] = field(default_factory=list, kw_only=True)
-    """Txids in flight that have changed its state."""
-    _marks: dict[int, StateMark] = field(default_factory=dict, kw_only=True)
-    """Marks since the last checkpoint, by txid: the points that its state may go back to."""
 
     def __post_init__(self) -> None:
         self.stirred = next(Unit.clock)
@@ -130,6 +107,10 @@ class Unit:
         self.own = subplans.over_feeds(self.plan, feeds) if feeds else self.plan
         self.dataflow = None
         self._changed()
+
+    def lsn_from(self, lsn: int) -> int:
+        """See ``UnitPosition``: its first contents are complete up to ``start_lsn``."""
+        return max(lsn, self.start_lsn)
 
     def compute(self, whole: PhysicalPlan) -> None:
         """Continue with another plan that fits its states; REQUIRES: nothing is in flight."""
@@ -175,10 +156,11 @@ class Unit:
 
     def restore(self, store: RocksStore | RemoteStore | None, mark: StateMark) -> None:
         """Set its state, with nothing in flight; None: the state is out of reach."""
+        self.part()
         self.store = store
         self.staged = False
-        self.mark = self.durable = mark
-        self.processed = mark.txid
+        self._mark = self.durable = mark
+        self._processed = mark.txid
         self.dataflow = None
         self._begun.clear()
         self.stirred = next(Unit.clock)
@@ -199,17 +181,6 @@ class Unit:
         """Mark its states as unusable."""
         self.store = None
         self._changed()
-
-    def _move(self, mark: StateMark) -> None:
-        self.mark = mark
-        listener = self.listener
-        if listener is not None:
-            listener.update_mark(self)
-
-    def _changed(self) -> None:
-        listener = self.listener
-        if listener is not None:
-            listener.update(self)
 
     @property
     def here(self) -> RocksStore:
@@ -232,14 +203,10 @@ class Unit:
         store = self.store
         return store is not None and (isinstance(store, RocksStore) or store.up)
 
-    @property
-    def busy(self) -> bool:
-        """Whether a txid in flight has changed its state."""
-        return bool(self._begun)
-
     def begin(self, txid: int) -> None:
         """Begin ``txid`` in its state, before its dataflow writes."""
         assert self.store is not None, "live views have state"
+        self.part()
         self.works += 1
         self.stirred = next(Unit.clock)
         if self.bound is not None:
@@ -267,6 +234,7 @@ class Unit:
                 self.processed = mark.txid
                 self._move(mark)
         self._marks = {t: m for t, m in self._marks.items() if t >= mark.txid}
+        self._marks[mark.txid] = mark
         if self.listener is not None:
             self.listener.update_mark(self)
 
@@ -284,6 +252,7 @@ class Unit:
         ``processed`` is then the txid of the state: before ``txid``, and perhaps before ``mark``,
         which goes back with it.
         """
+        self.part()
         self.processed = min(self.processed, txid - 1)
         if self.store is None or not any(begun >= txid for begun in self._begun):
             return
@@ -293,9 +262,11 @@ class Unit:
         self._begun = [begun for begun in self._begun if begun <= found]
         self.processed = min(self.processed, found)
         if found < self.mark.txid:
-            if found not in self._marks:
+            # Between two marks nothing has changed the unit.
+            known = max((txid for txid in self._marks if txid <= found), default=None)
+            if known is None:
                 raise BugError(f"view {self.id} went back to the unknown txid {found}")
-            self._move(self._marks[found])
+            self._move(self._marks[known])
 
     def reset(self) -> None:
         """Undo everything that is not committed."""
@@ -426,6 +397,10 @@ class View(Unit):
         self.placed, self.parts = placed, dict(parts)
         self.shares = self.shares and not placed and not parts
         self._changed()
+
+    def written_txid(self, txid: int) -> int:
+        """Return the txid at which its table was written last."""
+        return txid if self.progress is None else self.progress.txid
 
     @property
     def session_owner(self) -> str:

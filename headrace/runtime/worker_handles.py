@@ -44,7 +44,7 @@ from headrace.network.messages import (
     Work,
 )
 from headrace.process import keys
-from headrace.runtime.batches import LOST_MAX, Outcome, Processor
+from headrace.runtime.batches import LOST_MAX, NONE_RESTING, Outcome, Processor, Resting
 from headrace.runtime.edges import TableDiffs
 from headrace.runtime.engine_state import EngineState
 from headrace.runtime.incoming import Frames, StreamFrames
@@ -170,14 +170,15 @@ class RemoteBatch:
         views: Sequence[Unit],
         frames: StreamFrames,
         needed: Sequence[Shared],
+        resting: Resting = NONE_RESTING,
     ) -> Outcome:
         """Process the batch here, for ``views``, and on the workers; see ``Processor.run``."""
         if not self.parts:
-            return processor.run(views, frames, needed)
+            return processor.run(views, frames, needed, resting=resting)
         self._begin(frames)
         frames.pass_on.append(self._put)
         try:
-            return processor.run(views, frames, needed, self)
+            return processor.run(views, frames, needed, self, resting)
         except BaseException:
             self._abort()
             raise

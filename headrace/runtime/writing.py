@@ -1,8 +1,8 @@
 """The commit phase: writes txids in order to the result tables, on its own thread and connection.
 
 Each commit group is one Postgres transaction per txid: rows of its views and their progress. Views
-without a named group are in group ''. A txid that changes no view of a group makes no transaction
-for it (commit.py, Invariant 2).
+without a named group are in group ''. A view that a txid does not change is not written, and its
+progress stays (``sql/progress.py``, Invariant 2).
 
 * Invariant 1: a view whose txid n was not written gets nothing of n + 1 and later txids. It is
   left out until the engine calls ``start`` or ``admit``, after it has gone back to before n.
@@ -12,7 +12,6 @@ for it (commit.py, Invariant 2).
 
 from __future__ import annotations
 
-import math
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -158,18 +157,19 @@ class SinkThread:
         """
         answer = Answer(job)
         for parts in _by_group(self._due(job)):
-            if any(part.changes for part in parts):
-                begun = clock.monotonic()
-                _Group(link, job, parts, answer, self._ways).write()
-                answer.seconds[parts[0].group] = clock.monotonic() - begun
+            begun = clock.monotonic()
+            _Group(link, job, parts, answer, self._ways).write()
+            answer.seconds[parts[0].group] = clock.monotonic() - begun
         self._written |= answer.progress
         self._out |= dict.fromkeys([*answer.failed, *answer.gone], _NO_TXID)
         return answer
 
     def _due(self, job: CommitJob) -> list[ViewPart]:
-        """Return the parts whose views lack the txid of the job, each with its present progress."""
+        """Return the parts to be written, each with the present progress of its view."""
         out = []
         for part in job.parts:
+            if not part.changes:
+                continue
             now = part.progress
             known = self._written.get(part.view_id)
             # Jobs are made before earlier answers arrive, so only this thread knows what it wrote
@@ -245,9 +245,8 @@ class _Group:
         try:
             written = self._quick.write(self._link, self._job, parts)
         except psycopg.Error:
-            changing = [part for part in parts if part.changes]
-            if len(changing) == 1:
-                self._breaks.add(changing[0], self._job.txid)
+            if len(parts) == 1:
+                self._breaks.add(parts[0], self._job.txid)
             raise
         if written:
             for part in parts:
@@ -260,8 +259,7 @@ class _Group:
         conn, job, answer = self._conn, self._job, self._answer
         while True:
             conn.execute("BEGIN")
-            changing = [p for p in self._left() if p.changes]
-            if not sum(self._write_marked(part) for part in changing):
+            if not sum(self._write_marked(part) for part in self._left()):
                 conn.execute("ROLLBACK")
                 return []
             faults.point(faults.ROWS_SENT)
@@ -301,7 +299,7 @@ class _Group:
         The rows of such a view may mix two definitions. This runs after the rows are written,
         because writing also reads values of users' types.
         """
-        asked = {p.view_id: p.known for p in parts if p.changes and p.known}
+        asked = {p.view_id: p.known for p in parts if p.known}
         if not asked:
             return {}
         found = definitions.marks(self._conn, asked.values())
@@ -319,7 +317,7 @@ class _Group:
         All rows to write were committed before this check. So rows committed after a right has
         ended are never written.
         """
-        asked = [p for p in parts if p.changes and p.rights]
+        asked = [p for p in parts if p.rights]
         lacks = privileges.lacking(self._conn, (r for p in asked for r in p.rights))
         found = {
             p.view_id: privileges.error(lacks[r] for r in p.rights if r in lacks) for p in asked
@@ -441,10 +439,9 @@ def _by_group(parts: Sequence[ViewPart]) -> Iterator[list[ViewPart]]:
     yield from sorted(groups.values(), key=_urgency)
 
 
-def _urgency(parts: Sequence[ViewPart]) -> tuple[float, str]:
+def _urgency(parts: Sequence[ViewPart]) -> tuple[int, str]:
     """Return the sort key of a commit group: its least ``latency_ms``, then its name."""
-    least = min((part.latency_ms for part in parts if part.changes), default=math.inf)
-    return least, parts[0].group
+    return min(part.latency_ms for part in parts), parts[0].group
 
 
 def _known(error: psycopg.Error) -> Exception:

@@ -111,7 +111,7 @@ TABLE: Final[tuple[Meaning, ...]] = (
     _gauge("view_freshness_seconds", "Lag of the view: lag_ms of list_views().", "view"),
     _gauge("view_lag_bytes", "WAL written since the position that the view covers.", "view"),
     _gauge("view_rows", "Rows of its table, as estimated.", "view"),
-    _gauge("view_txid", "Number of the last batch that is in its table.", "view"),
+    _gauge("view_txid", "Number of the last batch that changed its table.", "view"),
     _gauge("view_state_bytes", "Memory that the worker uses for its state.", "view"),
     _counter("view_batches", "Batches that have changed its table.", "view"),
     _counter("view_rows_read", "Rows that it has received from tables and subplans.", "view"),

@@ -132,6 +132,7 @@ FILES: Final = (
     "history_times.sql",
     "rows_as_of.sql",
     "await_history.sql",
+    "await_txid.sql",
     "view_as_of.sql",
     "net_changes.sql",
     "view_diff.sql",

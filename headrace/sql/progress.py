@@ -2,9 +2,10 @@
 
 * Invariant 1: rows and progress change in one Postgres transaction.
 * Invariant 2: progress of a view moves only from the txid it was last written at (which its
-  owner knows) to a later one, guarded by the owner's epoch.  A txid that changes no view is not
-  written, so progress may skip txids, but never one with changes.
-* Invariant 4: all running views move together, in one statement.
+  owner knows) to a later one, guarded by the owner's epoch.  A txid that does not change the view
+  does not move it, so progress may skip txids, but never one with changes.  So it says when the
+  view last changed, and not how far the view is complete (``runtime/watermark.py``).
+* Invariant 4: all views that a txid changes move together, in one statement.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ SELECT pg_catalog.pg_has_role('pg_read_all_stats', 'USAGE')
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """Progress of a result table: its row in ``headrace.progress``."""
+    """The last change of a result table: its row in ``headrace.progress``."""
 
     view_id: int
     epoch: int

@@ -1,6 +1,6 @@
 -- Returns the rows of a view at a txid, an LSN or a time: SELECT * FROM headrace.view_as_of(NULL::v, txid => 42).
 -- The row type selects the view, because the columns of a result can only come from a type.  The function waits for a
--- position or time after the view's last change (await_history.sql), then reads in one snapshot (rows_as_of.sql).
+-- txid, position or time after the view's last change (await_history.sql), then reads in one snapshot (rows_as_of.sql).
 CREATE OR REPLACE FUNCTION headrace.view_as_of(
     view anyelement, txid bigint DEFAULT NULL, lsn pg_lsn DEFAULT NULL, at timestamptz DEFAULT NULL)
 RETURNS SETOF anyelement
@@ -18,6 +18,7 @@ BEGIN
     ELSIF view_as_of.txid IS NULL THEN
         PERFORM headrace.await_history(named, view_as_of.lsn, view_as_of.at);
     END IF;
-    RETURN QUERY SELECT * FROM headrace.rows_as_of(view, view_as_of.txid, view_as_of.lsn, view_as_of.at);
+    RETURN QUERY SELECT * FROM headrace.rows_as_of(
+        view, headrace.await_txid(named, view_as_of.txid), view_as_of.lsn, view_as_of.at);
 END
 $$;

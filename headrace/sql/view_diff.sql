@@ -1,5 +1,5 @@
 -- Returns what is different in a view between two txids or times: rows that were added, removed or changed in the end.
--- The function waits for a time after the view's last change (await_history.sql), then reads in one snapshot
+-- The function waits for a txid or time after the view's last change (await_history.sql), then reads in one snapshot
 -- (net_changes.sql).  The rows are texts of the view's row type, (after::v).* are the columns.
 CREATE OR REPLACE FUNCTION headrace.view_diff(
     view regclass, since bigint DEFAULT NULL, until bigint DEFAULT NULL,
@@ -18,6 +18,7 @@ BEGIN
         PERFORM headrace.await_history(view, NULL, until_at);
     END IF;
     RETURN QUERY SELECT c.change, c.times, c.before, c.after
-      FROM headrace.net_changes(view, since, until, since_at, until_at) c;
+      FROM headrace.net_changes(view, headrace.await_txid(view, since), headrace.await_txid(view, until),
+                                since_at, until_at) c;
 END
 $$;

@@ -12,7 +12,7 @@
 -- lag_bytes: WAL written since the position that the view covers.
 -- lag_ms: 0 for a view that has all changes received; for a lagging one, the time since the first commit that it
 -- lacks, or since the present batch was taken.  For one that has stopped, and for all while the engine does not
--- run, how old the contents may be: the time since the last applied batch.
+-- run, how old the contents may be: the time since the last batch that it covers, as far as a view shows that batch.
 -- cursor: whether the view processes each batch with its commit group, or why not (CursorState in sql/status.py), as the
 -- engine published it within the last seconds; NULL: no engine works on it.  The status is newer, and counts first.
 -- assertion: whether the view is an assertion (assertions.sql).
@@ -57,7 +57,10 @@ AS $$
       LEFT JOIN pg_roles o ON o.oid = v.owner
      CROSS JOIN (SELECT CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn()
                              ELSE pg_current_wal_lsn() END AS lsn) w
-      LEFT JOIN (SELECT r.confirmed_flush_lsn AS confirmed
+      LEFT JOIN (SELECT r.confirmed_flush_lsn AS confirmed,
+                        -- the last change of any view that all running views are known to cover
+                        (SELECT q.source_commit_at FROM headrace.progress q WHERE q.lsn <= r.confirmed_flush_lsn
+                          ORDER BY q.lsn DESC LIMIT 1) AS changed_at
                    FROM headrace.meta m JOIN pg_replication_slots r ON r.slot_name = m.value
                   WHERE m.key = 'slot_name') s ON true
      CROSS JOIN (SELECT EXISTS (SELECT FROM headrace.meta m WHERE m.key = 'catalog_oid'
@@ -81,7 +84,8 @@ AS $$
                      WHEN v.status = 'running' THEN greatest(p.lsn, s.confirmed)
                      ELSE p.lsn END AS covered,
                 greatest(extract(epoch FROM clock_timestamp()
-                    - coalesce(p.source_commit_at, p.applied_at, v.created_at)) * 1000, 0)::bigint
+                    - greatest(coalesce(p.source_commit_at, p.applied_at, v.created_at),
+                               CASE WHEN v.status = 'running' THEN s.changed_at END)) * 1000, 0)::bigint
                     AS since_ms) k
      ORDER BY v.schema_name, v.view_name
 $$;

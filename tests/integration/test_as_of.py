@@ -101,6 +101,32 @@ def test_every_kind_of_view_on_a_quiet_database(views, source, engine):
     assert collections.Counter(source.execute(call).fetchall()) == wanted(source)["plain"]
 
 
+def test_a_txid_of_another_views_change(views, source, engine):
+    """A txid is the number of a batch: a view that it did not change has the rows from before."""
+    create(views, "temporal", QUERIES["temporal"])
+    due, changed = wanted(source)["temporal"], []
+    for dsn in (engine.source, engine.dsn):
+        source.execute("UPDATE t SET n = n + 1 WHERE id = 1")
+        source.execute("CALL headrace.wait_for('plain')")
+        txid = source.execute("SELECT headrace.view_txid('plain')").fetchone()[0]
+        last = source.execute("SELECT headrace.view_txid('temporal')").fetchone()[0]
+        assert last < txid, "it has not changed"
+        with psycopg.connect(dsn, autocommit=True) as conn:
+            assert as_of(conn, "temporal", txid, "txid") == due
+            diff = "SELECT * FROM headrace.view_diff('temporal', since => %s)"
+            assert conn.execute(diff, (txid,)).fetchall() == []
+            assert conn.execute(f"{diff[:-1]}, until => %s)", (last, txid)).fetchall() == []
+        changed.append((txid, wanted(source)["plain"]))
+    source.execute("DELETE FROM due WHERE id = 4")
+    source.execute("CALL headrace.wait_for('temporal')")
+    for txid, plain in changed:
+        assert as_of(source, "temporal", txid, "txid") == due
+        assert as_of(source, "plain", txid, "txid") == plain
+    assert as_of(source, "temporal", now(source)) == wanted(source)["temporal"] != due
+    with pytest.raises(psycopg.errors.InvalidParameterValue, match="does not reach txid"):
+        as_of(source, "temporal", 10**9, "txid")
+
+
 def test_asynchronous_commits_before_the_time_are_in(views, source):
     source.execute("SET synchronous_commit = off")
     for n in range(2):

@@ -63,6 +63,7 @@ ELSEWHERE = {
 """Verbs that change something: each has its own tests."""
 CALLED = {"drain_worker", "wait_for"}
 FUNCTIONS = {
+    "await_txid": "({view}::regclass, 0)",
     "await_history": "({view}::regclass, NULL, clock_timestamp())",
     "rows_as_of": "(NULL::{table}, NULL, NULL, clock_timestamp())",
     "assertions": "()",

@@ -48,7 +48,7 @@ NEW = {
         "find_view",
     ),  # called by the functions that ask the engine
     *("help", "calls", "wait_here", "refused_commit", "check_command", "raise_error"),
-    *("view_diff", "net_changes", "who_changed"),
+    *("view_diff", "net_changes", "who_changed", "await_txid"),
     *("why", "why_not", "show_why", "show_why_not"),
     *("create_assertion", "drop_assertion", "check_assertion", "assertions", "webhooks"),
     "assertion_rows",  # called by them

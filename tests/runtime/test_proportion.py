@@ -10,9 +10,12 @@ from functools import partial
 from typing import Any
 
 import psycopg
+import pytest
 
 from headrace.runtime import result_tables, views
+from headrace.runtime.commits import Commits
 from headrace.runtime.engine import Engine
+from headrace.runtime.intake import Intake
 from headrace.runtime.watch import Following
 from headrace.sql import results
 from tests.runtime.harness import ITEMS, Running, create_view, settle, source_plan
@@ -58,6 +61,26 @@ class Lines:
 
         self.by_function.clear()
         self._running.on(traced)
+        return self.by_function.total()
+
+    def of_batches(self, monkeypatch: pytest.MonkeyPatch, work: Callable[[], Any]) -> int:
+        """Count the lines in which the engine's thread processes batches and takes their answers."""
+
+        def traced(method: Callable[..., Any]) -> Callable[..., Any]:
+            def call(*given: Any) -> Any:
+                sys.settrace(self._trace)
+                try:
+                    return method(*given)
+                finally:
+                    sys.settrace(None)
+
+            return call
+
+        self.by_function.clear()
+        with monkeypatch.context() as patch:
+            patch.setattr(Intake, "process", traced(Intake.process))
+            patch.setattr(Commits, "_answer", traced(Commits._answer))
+            work()
         return self.by_function.total()
 
     def _trace(self, frame: Any, event: str, arg: object) -> Any:
@@ -159,6 +182,29 @@ def test_others_cost_nothing(source, database, start, monkeypatch):
         if found[MANY][step] > found[FEW][step] + _SLACK
     }
     assert not more, found
+
+
+def test_a_batch_costs_nothing_for_views_that_it_does_not_concern(
+    source, database, start, monkeypatch
+):
+    running = start(**_STILL)
+    items, moves = source_plan(source, "items"), source_plan(source, "moves")
+    create_view(running, database, "v0", items, "TABLE items")
+    create_view(running, database, "m", moves, "TABLE moves")
+    lines, found, written = Lines(running), {}, {}
+
+    def batch() -> None:
+        source.execute("UPDATE moves SET n = n + 1")
+        settle(running, source)
+
+    moved = "SELECT count(*) FROM headrace.progress WHERE txid = (SELECT max(txid) FROM headrace.progress)"
+    for many in (FEW, MANY):
+        stubs(running, source, FEW if found else 0, many - 1)
+        batch()  # all others are in step from here on
+        found[many] = lines.of_batches(monkeypatch, batch), Counter(lines.by_function)
+        written[many] = source.execute(moved).fetchone()[0]
+    assert found[MANY][0] <= found[FEW][0] + _SLACK, _difference({m: found[m][1] for m in found})
+    assert written == {FEW: 1, MANY: 1}
 
 
 def _difference(told: dict[int, Counter[str]] | None) -> list[tuple[str, int]]:

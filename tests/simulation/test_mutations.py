@@ -9,6 +9,7 @@ from headrace.runtime import failover, insight, positions
 from headrace.runtime.durability import Durability
 from headrace.runtime.intake_log import IntakeLog
 from headrace.runtime.jobs import Jobs
+from headrace.runtime.leading import LeadingUnits
 from headrace.runtime.replication_wait import Replication, ReplicationWait
 from headrace.runtime.writing import SinkThread
 from headrace.sql.status import CursorState
@@ -69,6 +70,21 @@ def publish_too_early(patch: pytest.MonkeyPatch) -> None:
     )
 
 
+def stay_in_step(patch: pytest.MonkeyPatch) -> None:
+    """Let what does not lead any more pass by batches with the leading units."""
+    wake = LeadingUnits.wake
+    patch.setattr(
+        LeadingUnits,
+        "wake",
+        lambda this, units: wake(this, [unit for unit in units if unit.id in this._ids]),
+    )
+
+
+def rest_though_fed(patch: pytest.MonkeyPatch) -> None:
+    """Leave out the readers of a subplan that has rows for them."""
+    patch.setattr(LeadingUnits, "readers", lambda *_: [])
+
+
 def use_blocks_again_at_once(patch: pytest.MonkeyPatch) -> None:
     """Release blocks before the new base of their queue is on the disk."""
     pass_by = Queue._pass_by
@@ -106,6 +122,8 @@ MUTATIONS = [
     commit_after_a_failure,
     skip_a_batch_in_the_log,
     publish_too_early,
+    stay_in_step,
+    rest_though_fed,
     use_blocks_again_at_once,
     checkpoint_before_the_standbys,
     keep_batches_after_the_switch,

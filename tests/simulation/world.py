@@ -227,10 +227,13 @@ class World:
     def _checked(self, run: Callable[..., Any]) -> Callable[..., Any]:
         """Return ``Processor.run`` with a check of the published cursors before and after it."""
 
-        def checked(this: Processor, views: Sequence[View], frames: Any, *more: Any) -> Any:
+        def checked(
+            this: Processor, views: Sequence[View], frames: Any, *more: Any, **named: Any
+        ) -> Any:
             self._check_cursors(this, views, frames.txid)
-            outcome = run(this, views, frames, *more)
-            self._check_cursors(this, [v for v in views if v.id not in outcome.failed], frames.txid)
+            outcome = run(this, views, frames, *more, **named)
+            took = [*views, *(unit for unit in outcome.woken if isinstance(unit, View))]
+            self._check_cursors(this, [v for v in took if v.id not in outcome.failed], frames.txid)
             return outcome
 
         return checked
@@ -405,10 +408,12 @@ class World:
         if processor is engine._catching_up._processor:
             wrong = {i: state for i, state in found.items() if state != CursorState.CATCHING_UP}
         else:
+            others = [v for v in engine.state.views.values() if v.id not in found]
+            found |= {v.id: published.get(v.id, CursorState.LEADING) for v in others if v.in_step}
             wrong = {i: state for i, state in found.items() if state != CursorState.LEADING}
             wrong |= {
                 view.id: CursorState.LEADING
-                for view in list(engine.state.views.values())
+                for view in others
                 if view.owned and view.id not in published | found and view.processed < txid
             }
         if wrong:
