@@ -33,6 +33,6 @@ def test_processes_start_without_spark_and_pandas() -> None:
     printed = run("""
 import sys
 import headrace.views.builder, headrace.runtime.worker, headrace.server.main
-print(sorted({name.partition(".")[0] for name in sys.modules} & {"pandas", "pyspark", "py4j", "uvicorn", "starlette"}))
+print(sorted({name.partition(".")[0] for name in sys.modules} & {"pandas", "pyspark", "py4j", "rich", "uvicorn", "starlette"}))
 """)
     assert printed == "[]"

@@ -1,20 +1,20 @@
 """The HTTP port: its sockets, and limits for slow, misbehaving or numerous clients.
 
 uvicorn speaks HTTP (over h11).  It is given sockets only, so that it takes no signals and has no
-loop of its own.  This module adds a time limit for a request's head, and limits of connections, in
-total and per address.  A client that exceeds a limit loses only its own connection.
+loop of its own.  A protocol around uvicorn's adds time limits for a request's head and for unread
+answers, and limits of connections, in total and per address.  A client that exceeds a limit loses
+only its own connection.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections import Counter
+from collections.abc import Iterator
 from typing import Any, Final
 
 import h11
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.config import Config
-from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
 from headrace.config import address
@@ -31,106 +31,129 @@ KEEP_ALIVE_S: Final = 15
 CONNECTIONS_MAX: Final = 512
 PER_NETWORK_MAX: Final = 128
 _CLOSE_S: Final = 2.0
+_STATE: Final = "connection"
+"""Key of the connection in the state of a request."""
 
 
 class _Connections:
-    """Counts of connections, by network."""
+    """The open connections, each with the network of its client."""
 
     def __init__(self) -> None:
-        self._of: Counter[str] = Counter()
+        self._networks: dict[_Connection, str] = {}
 
-    def enter(self, host: str) -> str | None:
-        """Count a connection and return its key; None: there are enough."""
-        key = admission.network(host)
-        if self._of[key] >= PER_NETWORK_MAX or self._of.total() >= CONNECTIONS_MAX:
-            return None
-        self._of[key] += 1
-        return key
+    def __iter__(self) -> Iterator[_Connection]:
+        return iter(list(self._networks))
 
-    def leave(self, key: str) -> None:
-        """Remove a connection from the counts."""
-        self._of[key] -= 1
-        if not self._of[key]:
-            del self._of[key]
+    def enter(self, connection: _Connection, host: str) -> bool:
+        """Add a connection and return True; False: there are enough."""
+        network = admission.network(host)
+        same = sum(other == network for other in self._networks.values())
+        if same >= PER_NETWORK_MAX or len(self._networks) >= CONNECTIONS_MAX:
+            return False
+        self._networks[connection] = network
+        return True
+
+    def leave(self, connection: _Connection) -> None:
+        """Remove a connection, if it was added."""
+        self._networks.pop(connection, None)
 
 
-class _Client(H11Protocol):
-    """One connection of a client."""
+class _Timer:
+    """Aborts a connection, unless it is stopped before the time is over."""
+
+    def __init__(self) -> None:
+        self._handle: asyncio.TimerHandle | None = None
+
+    def start(self, seconds: float, transport: asyncio.Transport) -> None:
+        """Start the timer, unless it is running."""
+        if self._handle is None:
+            self._handle = asyncio.get_running_loop().call_later(seconds, transport.abort)
+
+    def stop(self) -> None:
+        """Stop the timer, if it is running."""
+        if self._handle is not None:
+            self._handle.cancel()
+            self._handle = None
+
+
+class _Connection(asyncio.Protocol):
+    """One connection of a client: limits around uvicorn's protocol, which gets all calls."""
 
     def __init__(self, room: _Connections, config: Config, state: ServerState) -> None:
-        super().__init__(config, state, {})
-        self.logger.disabled = True  # client errors are not logged; the app logs its own
+        protocol: Any = config.http_protocol_class
+        self._http = protocol(config=config, server_state=state, app_state={_STATE: self})
         self._room = room
-        self._key: str | None = None
-        self._patience: asyncio.TimerHandle | None = None
-        self._unread: asyncio.TimerHandle | None = None
+        self._head = _Timer()
+        self._unread = _Timer()
+        self._answers = 0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Admit the connection, if there is room."""
-        super().connection_made(transport)
-        self._key = self._room.enter(self.client[0] if self.client else "")
-        if self._key is None:
+        self.transport = transport
+        self._http.connection_made(transport)
+        if not self._room.enter(self, (transport.get_extra_info("peername") or [""])[0]):
             transport.abort()
             return
         # The system detects a client that has gone, or reads nothing.
         admission.tune(transport.get_extra_info("socket"), int(UNREAD_S * 2_000))
-        self._await_head()
+        self._head.start(HEAD_S, transport)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Release the place of the connection."""
-        self._forget_head()
-        if self._key is not None:
-            self._room.leave(self._key)
-            self._key = None
-        super().connection_lost(exc)
+        self._head.stop()
+        self._unread.stop()
+        self._room.leave(self)
+        self._http.connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Receive bytes; any that are no request end the connection."""
-        super().data_received(data)
-        if self.transport.is_closing():
-            return
-        if self._is_answering():
-            self._forget_head()
-        elif self._patience is None:
-            self._await_head()
-
-    def handle_events(self) -> None:
-        """Read requests; called for new bytes, and for pipelined ones after an answer."""
+        """Receive bytes; any that are no request end the connection, also during an answer."""
         try:
-            super().handle_events()
-        except h11.LocalProtocolError:  # bytes that are no request, in the middle of an answer
+            self._http.data_received(data)
+        except h11.LocalProtocolError:
             self.transport.abort()
+        if not self._answers and not self.transport.is_closing():
+            self._head.start(HEAD_S, self.transport)
 
-    def on_response_complete(self) -> None:
-        """Wait for the next request."""
-        super().on_response_complete()
-        if not self._is_answering():
-            self._forget_head()  # uvicorn limits the wait for it
+    def eof_received(self) -> bool | None:
+        """Pass the end of the client's data on."""
+        return bool(self._http.eof_received())
 
     def pause_writing(self) -> None:
         """Start the time limit for a client that does not read its answer."""
-        super().pause_writing()
-        if self._unread is None:
-            self._unread = self.loop.call_later(UNREAD_S, self.transport.abort)
+        self._http.pause_writing()
+        self._unread.start(UNREAD_S, self.transport)
 
     def resume_writing(self) -> None:
         """Stop that time limit: the client reads again, or has gone."""
-        super().resume_writing()
-        if self._unread is not None:
-            self._unread.cancel()
-            self._unread = None
+        self._http.resume_writing()
+        self._unread.stop()
 
-    def _is_answering(self) -> bool:
-        cycle: Any = self.cycle
-        return cycle is not None and not cycle.response_complete
+    def answer_begins(self) -> None:
+        """Stop the time limit of the head, which is complete."""
+        self._answers += 1
+        self._head.stop()
 
-    def _await_head(self) -> None:
-        self._patience = self.loop.call_later(HEAD_S, self.transport.abort)
+    def answer_ends(self) -> None:
+        """Limit the time of the next head from its first byte; uvicorn limits the wait for it."""
+        self._answers -= 1
 
-    def _forget_head(self) -> None:
-        if self._patience is not None:
-            self._patience.cancel()
-            self._patience = None
+
+def _noticed(app: ASGIApp) -> ASGIApp:
+    """Return ``app`` with a notice to the connection where each answer begins and ends."""
+
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        connection: _Connection = scope["state"][_STATE]
+        connection.answer_begins()
+
+        async def noticed(message: Message) -> None:
+            last = message["type"] == "http.response.body" and not message.get("more_body")
+            await send(message)
+            if last:
+                connection.answer_ends()
+
+        await app(scope, receive, noticed)
+
+    return answer
 
 
 def _login(outside: HostInterface) -> str:
@@ -156,11 +179,13 @@ class HttpPort:
         self._room = _Connections()
         self._app = App(outside, Access(outside.settings) if console else None)
         self._config = Config(
-            self._app,
+            _noticed(self._app),
+            http="h11",
             lifespan="off",
             ws="none",
             interface="asgi3",
             log_config=None,
+            log_level="critical",  # errors of clients are not logged; the app logs its own
             access_log=False,
             proxy_headers=False,
             server_header=False,
@@ -177,7 +202,10 @@ class HttpPort:
         if not self._config.loaded:
             self._config.load()
         loop = asyncio.get_running_loop()
-        self._server = await loop.create_server(self._client, host, port, ssl=self._tls)
+        handshake_s = HEAD_S if self._tls else None
+        self._server = await loop.create_server(
+            self._connection, host, port, ssl=self._tls, ssl_handshake_timeout=handshake_s
+        )
         if self._app.people is not None:
             self._app.people.start()
         return host, int(self._server.sockets[0].getsockname()[1])
@@ -188,13 +216,12 @@ class HttpPort:
             self._server.close()
         if self._app.people is not None:
             await self._app.people.close()
-        for client in list(self._state.connections):
-            client.shutdown()
+        for protocol in list(self._state.connections):
+            protocol.shutdown()
         if self._state.tasks:
             await asyncio.wait(set(self._state.tasks), timeout=_CLOSE_S)
-        for client in list(self._state.connections):
-            with contextlib.suppress(AttributeError):
-                client.transport.abort()
+        for connection in self._room:
+            connection.transport.abort()
 
-    def _client(self) -> Any:
-        return _Client(self._room, self._config, self._state)
+    def _connection(self) -> _Connection:
+        return _Connection(self._room, self._config, self._state)

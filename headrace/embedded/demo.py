@@ -23,7 +23,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
 from typing import Any, Final, LiteralString
@@ -32,9 +32,9 @@ import msgspec
 import psycopg
 
 from headrace import clock
-from headrace.embedded import shop, terminal
+from headrace.embedded import demo_screen, shop, terminal
 from headrace.embedded.demo_actions import DemoActions
-from headrace.embedded.demo_screen import Shown, screen
+from headrace.embedded.demo_screen import Shown
 from headrace.embedded.engine import EmbeddedEngine
 from headrace.embedded.postgres import EmbeddedPostgres
 from headrace.errors import HeadraceError
@@ -255,7 +255,7 @@ class Show:
         self._ticks = _processor_ticks()
         self._history: deque[float | None] = deque(maxlen=_HISTORY_S)
         console = demo.engine.console
-        self._links = [("psql", demo.psql), *([("console", console)] if console else [])]
+        self._links = [("sql", demo.psql), *([("web", console)] if console else [])]
 
     def look(self, conn: psycopg.Connection[Any]) -> Shown:
         """Collect the current numbers; ``conn`` reads the source."""
@@ -339,19 +339,20 @@ def _processor_ticks() -> tuple[int, int]:
 
 
 def show(demo: Demo, deeds: DemoActions, began: float) -> None:
-    """Refresh the display every second until the time is over, or q or Ctrl-C is pressed."""
+    """Refresh the display every second and after a key, until the time is over, q or Ctrl-C."""
     until = began + demo.options.seconds if demo.options.seconds else math.inf
     shown = Show(demo, deeds)
-    with psycopg.connect(demo.source, autocommit=True) as conn, terminal.keys() as keys:
-        while clock.monotonic() < until:
-            sys.stdout.write(screen(shown.look(conn), *shutil.get_terminal_size()))
-            sys.stdout.flush()
-            turn = min(until, clock.monotonic() + 1.0)
-            while (left_s := turn - clock.monotonic()) > 0:
+    connecting = psycopg.connect(demo.source, autocommit=True)
+    with connecting as conn, terminal.keys() as keys, demo_screen.opened() as draw:
+        while (turn := clock.monotonic()) < until:
+            moment = shown.look(conn)
+            draw(moment)
+            while (left_s := min(until, turn + 1.0) - clock.monotonic()) > 0:
                 for key in keys.wait(left_s).lower():
                     if key == "q":
                         return
                     deeds.press(key)
+                    draw(replace(moment, said=deeds.said))
 
 
 def result(demo: Demo, views: list[dict[str, Any]], wrote_s: float) -> dict[str, Any]:
@@ -404,7 +405,7 @@ def run_live(options: DemoOptions) -> int:
         deeds = DemoActions(demo.engine, demo.source)
         with contextlib.suppress(KeyboardInterrupt):
             show(demo, deeds, clock.monotonic())
-        say("\nstopping")
+        say("stopping")
         demo.stop_writing()
     return 0
 

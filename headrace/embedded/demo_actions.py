@@ -45,16 +45,18 @@ class DemoActions:
     def press(self, key: str) -> None:
         """Start the action of ``key``, unless it is running."""
         acts = {
-            **{"w": self._burst, "k": self._kill, "v": self._verify, "c": self._open},
-            "a": self._violate,
+            "w": ("writing a burst", self._burst),
+            "k": ("killing the worker", self._kill),
+            "v": ("comparing each view with its query", self._verify),
+            "a": ("placing an order for nothing", self._violate),
+            "c": ("opening the console", self._open),
         }
-        act = acts.get(key)
-        if act is None:
-            return
         with self._lock:
-            if key in self._busy:
+            if key not in acts or key in self._busy:
                 return
             self._busy.add(key)
+        text, act = acts[key]
+        self.say(f"{text} …")
         thread = threading.Thread(target=self._guarded, args=(key, act), daemon=True)
         self._threads.append(thread)
         thread.start()

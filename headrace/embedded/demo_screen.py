@@ -1,20 +1,27 @@
-"""The screen of the demo: formats numbers as text for a terminal."""
+"""The screen of the demo: numbers as a page for a terminal."""
 
 from __future__ import annotations
 
+import contextlib
 import math
-import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-_CLEAR: Final = "\x1b[2J\x1b[H"
-_BOLD: Final = "\x1b[1m"
-_DIM: Final = "\x1b[2m"
-_PLAIN: Final = "\x1b[0m"
+from headrace.errors import PrerequisiteError
+
+try:
+    from rich.console import Console, Group
+    from rich.table import Table
+    from rich.text import Text
+except ModuleNotFoundError as error:
+    raise PrerequisiteError(
+        "the package for the screen of the demo is not installed",
+        hint="Install it with: pip install 'headrace[embedded]'.",
+    ) from error
+
 _BARS: Final = "▁▂▃▄▅▆▇█"
 _BUSY: Final = 0.9
-_STYLES: Final = re.compile("\x1b\\[[0-9]*m")
 _BESIDE: Final = 40
 """Columns of the terminal that the line of bars needs for other text."""
 _TABLE_MIN: Final = 2
@@ -48,41 +55,48 @@ class Shown:
     """(label, command or address)"""
 
 
-def screen(shown: Shown, columns: int = 80, lines: int = 24) -> str:
-    """Return the text of the whole screen; the table gives way on one with few lines."""
-    top = [
-        f"{_BOLD}Headrace demo{_PLAIN}   {shown.orders:,} orders",
-        "",
+@contextlib.contextmanager
+def opened() -> Iterator[Callable[[Shown], None]]:
+    """Take the terminal, yield a function that shows numbers, and restore the terminal."""
+    console = Console(highlight=False)
+    with console.screen():
+        scrolls = console.is_dumb_terminal or not console.is_terminal
+        draw = console.print if scrolls else console.update_screen
+        yield lambda shown: draw(page(shown, console))
+
+
+def page(shown: Shown, console: Console) -> Group:
+    """Return the whole page; table and reports give way on a terminal with few lines."""
+    top = Group(
+        Text.assemble(("Headrace demo", "bold"), f"   {shown.orders:,} orders\n"),
         f"  written    {shown.transactions_per_s:8,.0f} transactions/s"
         f" {shown.rows_per_s:8,.0f} rows/s   {shown.rows:,} rows in all",
         f"  freshness  {_ms(shown.p50_ms)} p50 {_ms(shown.p99_ms)} p99"
         "   commit to visible, last 10 s",
-        f"  {_DIM}{'':<11}{sparkline(shown.history_ms[-(columns - _BESIDE) :])}{_PLAIN}",
-        *_busy(shown),
+        Text(f"{'':<13}{sparkline(shown.history_ms[-(console.width - _BESIDE) :])}", "dim"),
+        f"{'':<13}this machine is busy: {shown.busy:.0%} of {shown.processors} processors,"
+        " which delays all views\n"
+        if shown.busy >= _BUSY
+        else "",
+        *(
+            Text.assemble("  ", (f"{name:<20}", "bold"), f" {status:<11} {text}")
+            for name, status, text in shown.views
+        ),
         "",
-        *(f"  {_BOLD}{name:<20}{_PLAIN} {status:<11} {text}" for name, status, text in shown.views),
-        "",
-    ]
-    below = [
-        "",
-        *(f"  {text}" for text in shown.said),
-        *([""] if shown.said else []),
-        *(f"  {_DIM}{what:<9}{_PLAIN}{_BOLD}{how}{_PLAIN}" for what, how in shown.links),
-        "",
-        f"  {_BOLD}w{_PLAIN} write a burst   {_BOLD}k{_PLAIN} kill -9 the worker"
-        f"   {_BOLD}v{_PLAIN} verify now",
-        f"  {_BOLD}a{_PLAIN} violate the assertion   {_BOLD}c{_PLAIN} open the console"
-        f"   {_BOLD}q{_PLAIN} quit",
-        "",
-    ]
-    left = lines - sum(_height(line, columns) for line in (*top, *below))
-    table = [*_table(shown.heading, shown.table)]
-    return _CLEAR + "\n".join([*top, *table[: max(left, _TABLE_MIN)], *below])
-
-
-def _height(line: str, columns: int) -> int:
-    """Return how many lines of the terminal a line takes."""
-    return max(-(-len(_STYLES.sub("", line)) // columns), 1)
+    )
+    below = Group(
+        *(Text.assemble((f"  {what:<5}", "dim"), (how, "bold")) for what, how in shown.links),
+        "\n  [b]w[/] write a burst   [b]k[/] kill -9 the worker   [b]v[/] verify now\n"
+        "  [b]a[/] violate the assertion   [b]c[/] open the console   [b]q[/] quit",
+    )
+    left = console.height - sum(len(console.render_lines(part)) for part in (top, below)) - 2
+    said = shown.said[-max(left - _TABLE_MIN, 1) :]
+    table = Table(box=None, header_style="dim", padding=(0, 0, 0, 2))
+    for number, name in enumerate(shown.heading):
+        table.add_column(name, min_width=16, justify="right" if number else "left")
+    for row in shown.table[: max(left - len(said), _TABLE_MIN) - 1]:
+        table.add_row(*(Text(value) for value in row))
+    return Group(top, table, "", *(Text(f"  {text}") for text in said), "", below)
 
 
 def sparkline(values: Sequence[float | None]) -> str:
@@ -102,20 +116,3 @@ def _bar(ms: float) -> str:
 
 def _ms(value: float) -> str:
     return f"{'–':>8} ms" if math.isnan(value) else f"{value:8,.0f} ms"
-
-
-def _busy(shown: Shown) -> Iterable[str]:
-    if shown.busy >= _BUSY:
-        yield (
-            f"  {'':<11}this machine is busy: {shown.busy:.0%} of {shown.processors} processors,"
-            f" which delays all views"
-        )
-
-
-def _table(heading: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterable[str]:
-    if heading:
-        first, *others = heading
-        yield f"  {_DIM}{first:<20}{''.join(f'{name:>16}' for name in others)}{_PLAIN}"
-    for row in rows:
-        first, *others = row
-        yield f"  {first:<20}{''.join(f'{value:>16}' for value in others)}"

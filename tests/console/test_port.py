@@ -279,14 +279,20 @@ def test_secrets_are_taken_over_tls_or_on_this_computer(settings):
     assert safe("10.0.0.7", console_plain=True)
 
 
-def test_over_tls_a_cookie_is_for_tls_alone(settings, tmp_path):
-    made = [str(tmp_path / "cert.pem"), str(tmp_path / "key.pem")]
+def certificate(folder):
+    """Return the files of a new certificate and its key."""
+    made = [str(folder / "cert.pem"), str(folder / "key.pem")]
     words = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "2"]
     subprocess.run(
         ["openssl", "req", "-x509", *words, "-subj", "/CN=x", "-out", made[0], "-keyout", made[1]],
         check=True,
         capture_output=True,
     )
+    return made
+
+
+def test_over_tls_a_cookie_is_for_tls_alone(settings, tmp_path):
+    made = certificate(tmp_path)
     with pytest.raises(UserError, match="http_tls"):
         settings.replace(http_tls=True)
     secured = settings.replace(http_tls=True, tls_cert=made[0], tls_key=made[1])

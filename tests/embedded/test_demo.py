@@ -23,3 +23,18 @@ def test_demo_once_proves_every_view() -> None:
     assert [v["equal"] for v in answer["views"]] == [True, True]
     assert answer["probes"] > 0
     assert answer["p50_ms"] > 0
+
+
+def test_without_its_extra_the_demo_says_how_to_get_it() -> None:
+    program = """
+import sys
+sys.modules["rich.console"] = None  # as if it were not installed
+from headrace.server import cli
+sys.exit(cli.main(["demo"]))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], check=False, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 1
+    assert "pip install 'headrace[embedded]'" in done.stderr
+    assert "Traceback" not in done.stderr
