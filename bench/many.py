@@ -1,4 +1,4 @@
-"""many: the cost of thousands of views: creation, idle time and restart."""
+"""many: the cost of thousands of views: creation, idle time, other views' batches, and restart."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from typing import ClassVar, Final
 import psycopg
 
 from bench import cpu
-from bench.scenario import Bed, Figures, Options, Scenario, bed, caught_up
+from bench.scenario import Bed, Figures, Options, Scenario, bed, caught_up, scalar
+from headrace.embedded.shop import percentile
 
 _VIEWS: Final = 400
 """Enough for a quick run; ``--views 2000`` shows the cost of thousands."""
@@ -18,6 +19,9 @@ _EACH: Final = 100
 _TABLES: Final = 4
 _SETTLE_S: Final = 5.0
 """Seconds between the last creation and the idle time."""
+_PER_S: Final = 20.0
+"""Transactions per second on a table that one other view reads."""
+_POLL_S: Final = 0.001
 
 
 class Many(Scenario):
@@ -26,7 +30,8 @@ class Many(Scenario):
     name: ClassVar[str] = "many"
     about: ClassVar[str] = (
         f"seconds and CPU of {_EACH} create_views after so many; then CPU % of one core while"
-        " nothing happens, and seconds from a start until all views run"
+        f" nothing happens, and at {_PER_S:.0f} transactions/s that concern one other view, with its"
+        " freshness and the WAL of a transaction; and seconds from a start until all views run"
     )
 
     def run(self, options: Options) -> Iterator[Figures]:
@@ -41,10 +46,11 @@ class Many(Scenario):
             begin, before = time.monotonic(), _spent(on)
             time.sleep(options.seconds or 20.0)
             yield _line("idle", views, time.monotonic() - begin, before, _spent(on))
+            yield _beside(on, views, options.seconds or 20.0)
             on.engine.stop()
             begin, before = time.monotonic(), {"postgres": _of_server(on)}
             on.engine.start()
-            _all_run(on, views)
+            _all_run(on, views + 1)
             yield _line("restart", views, time.monotonic() - begin, before, _spent(on))
             for number in (0, views - 1):
                 on.check(f"v{number}", _query(number))
@@ -76,6 +82,33 @@ def _create(on: Bed, numbers: range) -> Figures:
     for number in numbers:
         on.create_view(f"v{number}", _query(number))
     return _line("create", numbers.stop, time.monotonic() - begin, before, _spent(on))
+
+
+def _beside(on: Bed, views: int, seconds: float) -> Figures:
+    """Measure one more view, whose table no other view reads, while that table changes."""
+    shown = "SELECT EXISTS (SELECT FROM own_view WHERE id = %s)"
+    position = "SELECT pg_current_wal_lsn() - '0/0'"
+    late_ms: list[float] = []
+    with psycopg.connect(on.source, autocommit=True) as conn:
+        conn.execute("CREATE TABLE own (id int PRIMARY KEY)")
+        on.create_view("own_view", "SELECT id FROM own")
+        wal = scalar(on.source, position)
+        begin, before = time.monotonic(), _spent(on)
+        while (due := begin + len(late_ms) / _PER_S) < begin + seconds:
+            time.sleep(max(due - time.monotonic(), 0.0))
+            number = len(late_ms)
+            conn.execute("INSERT INTO own VALUES (%s)", (number,))
+            committed = time.monotonic()
+            while conn.execute(shown, (number,)).fetchone() != (True,):
+                time.sleep(_POLL_S)
+            late_ms.append((time.monotonic() - committed) * 1e3)
+        took_s, after = time.monotonic() - begin, _spent(on)
+        wal_kb = (float(scalar(on.source, position)) - float(wal)) / 1024
+    return _line("beside", views, took_s, before, after) | {
+        "p50_ms": round(percentile(late_ms, 50), 1),
+        "p99_ms": round(percentile(late_ms, 99), 1),
+        "wal_kb_per_transaction": round(wal_kb / len(late_ms), 1),
+    }
 
 
 def _line(
