@@ -184,6 +184,40 @@ def test_a_view_that_is_written_while_it_catches_up_stays_late(conn, cursor):
         )
 
 
+def test_a_view_is_as_old_as_the_last_batch_that_it_covers_while_the_engine_is_away(conn):
+    """A view that did not change for long covers what the engine has confirmed for all views."""
+    conn.execute("SELECT pg_create_logical_replication_slot('headrace_age', 'pgoutput')")
+    put(conn, Status.RUNNING)
+    conn.execute(
+        "INSERT INTO headrace.views (id, schema_name, view_name, query, status) VALUES"
+        " (2, 'public', 'w', '', 'running'), (3, 'public', 'x', '', 'paused');"
+        "CREATE TABLE shown (); UPDATE headrace.views SET result_oid = 'shown'::regclass,"
+        " owner = current_user::regrole;"
+        "INSERT INTO headrace.meta (key, value) VALUES ('slot_name', 'headrace_age');"
+        "INSERT INTO headrace.progress (view_id, epoch, txid, lsn, source_commit_at) VALUES"
+        " (1, 1, 7, '0/1000', clock_timestamp() - interval '1 hour'),"
+        " (2, 1, 9, '0/2000', clock_timestamp() - interval '1 minute'),"
+        " (3, 1, 7, '0/1000', clock_timestamp() - interval '1 hour')"
+    )
+    try:
+        minutes = "SELECT id, lag_ms / 60000, status FROM headrace.view_states() ORDER BY id"
+        assert conn.execute(minutes).fetchall() == [
+            (1, 1, "stopped"),
+            (2, 1, "stopped"),
+            (3, 60, "paused"),
+        ]
+        # What is not confirmed yet shows nothing of the other views.
+        conn.execute("UPDATE headrace.progress SET lsn = 'FFFF/0' WHERE view_id = 2")
+        assert conn.execute(minutes).fetchall()[0] == (1, 60, "stopped")
+    finally:
+        conn.execute(
+            "SELECT pg_drop_replication_slot('headrace_age');"
+            "DELETE FROM headrace.meta WHERE key = 'slot_name'; DELETE FROM headrace.progress;"
+            "DELETE FROM headrace.views WHERE id > 1;"
+            "UPDATE headrace.views SET result_oid = NULL; DROP TABLE shown"
+        )
+
+
 def test_each_is_reached_and_none_is_the_end():
     reached, new = set(), {BORN}
     while new:
