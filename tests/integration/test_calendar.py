@@ -91,11 +91,11 @@ def before_midnight(engine, source) -> Midnight:
 
 
 def check(source, soon: Midnight) -> None:
-    """Compare each view with its query as of the timestamp of the progress."""
+    """Compare each view with its query as of the last change of any of them."""
     source.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
     try:
         [(instant,)] = source.execute(
-            "SELECT DISTINCT coalesce(source_commit_at, now())::text FROM headrace.progress"
+            "SELECT coalesce(max(source_commit_at), now())::text FROM headrace.progress"
         ).fetchall()
         for name in QUERIES:
             want = multiset(source, soon.as_of(name, instant))

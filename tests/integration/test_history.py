@@ -171,7 +171,7 @@ def test_a_resync_goes_on_with_what_differs(commander, source):
             assert added_up(first[name][1], told, txid) == contents
             assert as_of(source, name, txid) == contents
         source.execute("UPDATE items SET x = x + 1 WHERE id < 9")
-        source.execute("UPDATE notes SET t = 'z' WHERE id = 3")
+        source.execute("UPDATE notes SET t = t || 'z' WHERE id = 3")
         caught_up(source, name)
         last = snapshot(source, name)
         assert last[0] > after[0]
