@@ -206,7 +206,7 @@ def test_a_view_is_as_old_as_the_last_batch_that_it_covers_while_the_engine_is_a
             (2, 1, "stopped"),
             (3, 60, "paused"),
         ]
-        # What is not confirmed yet shows nothing of the other views.
+        # A position that is not confirmed yet shows nothing of the other views.
         conn.execute("UPDATE headrace.progress SET lsn = 'FFFF/0' WHERE view_id = 2")
         assert conn.execute(minutes).fetchall()[0] == (1, 60, "stopped")
     finally:
