@@ -21,8 +21,9 @@ from psycopg import sql
 
 from headrace import clock
 from headrace.config import ENV_SETTINGS, Settings, address
+from headrace.counting import counted, noun, shortened
 from headrace.errors import HeadraceError, PrerequisiteError
-from headrace.postgres import connect, decoding_standby
+from headrace.postgres import acting, connect, decoding_standby
 from headrace.postgres import slot as setup
 from headrace.process import directory_lock, password_files, rpc, secret_files
 from headrace.redaction import redact
@@ -36,7 +37,16 @@ _DISK_BYTES_MIN: Final = 1 << 30
 _SKEW_S_MAX: Final = 5.0
 _SPARK_S: Final = 90.0
 _ANSWER: Final = msgspec.json.Decoder(dict[str, str | None])
-_UNREADABLE_SHOWN: Final = 3
+_TABLES: Final = f"""
+SELECT pg_catalog.format('%I.%I', n.nspname, c.relname),
+       pg_catalog.has_table_privilege(c.oid, 'SELECT')
+         AND pg_catalog.has_schema_privilege(n.oid, 'USAGE'),
+       pg_catalog.pg_has_role(c.relowner, 'USAGE'), {acting.SUPERUSER}
+  FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+  JOIN pg_catalog.pg_roles o ON o.oid = c.relowner
+ WHERE c.relkind IN ('r', 'p') AND c.relpersistence = 'p'
+   AND n.nspname NOT IN ('pg_catalog', 'information_schema', 'headrace') ORDER BY 1
+"""  # noqa: S608  a constant
 _COPIED: Final = 'This database has views, so it is probably a copy of "{}".'
 
 
@@ -333,44 +343,48 @@ def _senders(conn: Connection) -> Finding:
 
 
 def _tables(conn: Connection) -> Finding:
-    rows = conn.execute(
-        "SELECT format('%I.%I', n.nspname, c.relname), has_table_privilege(c.oid, 'SELECT')"
-        "       AND has_schema_privilege(n.oid, 'USAGE'),"
-        "       pg_has_role(c.relowner, 'USAGE')"
-        "  FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace"
-        " WHERE c.relkind IN ('r', 'p') AND c.relpersistence = 'p'"
-        "   AND n.nspname NOT IN ('pg_catalog', 'information_schema', 'headrace')"
-        " ORDER BY 1"
-    ).fetchall()
-    lacking = [name for name, readable, owned in rows if not (readable and owned)]
+    rows = conn.execute(_TABLES).fetchall()
+    lacking = [row for row in rows if not (row[1] and row[2])]
     found = f"views can read {len(rows) - len(lacking)} of {len(rows)}"
     if not lacking:
         return Finding("tables", found)
-    shown = ", ".join(lacking[:_UNREADABLE_SHOWN])
-    more = (
-        f" and {len(lacking) - _UNREADABLE_SHOWN} more" if len(lacking) > _UNREADABLE_SHOWN else ""
-    )
-    return Finding(
-        "tables",
-        found,
-        warning=f"Views cannot read {shown}{more}: the engine's role must own a table to publish it, be"
-        f" a member of its owner (GRANT owner TO that role), or be a superuser.",
-    )
+    ordinary, powerful = ([row[0] for row in lacking if row[3] == kind] for kind in (False, True))
+    warnings = []
+    if ordinary:
+        warnings.append(
+            f"Views cannot read {shortened(ordinary)}: the engine's role must own a table to publish"
+            " it, or be a member of its owner (GRANT owner TO that role)."
+        )
+    if powerful:
+        warnings.append(
+            f"Views cannot read {shortened(powerful)}, which {noun(len(powerful), 'belongs', 'belong')}"
+            f" to a superuser. {acting.OWN_SUPERUSER}"
+        )
+    return Finding("tables", found, warning=" ".join(warnings))
 
 
 def _callers(conn: Connection) -> Finding:
     """Warn about roles that the engine may not act for, with the statement that changes it."""
     engine = conn.info.user
     lacking = provisioning.not_acted_for(conn, engine)
-    if not lacking:
-        return Finding("callers", "every role that may log in can create views")
-    shown = ", ".join(sql.Identifier(role).as_string(conn) for role in lacking[:_UNREADABLE_SHOWN])
-    left = len(lacking) - _UNREADABLE_SHOWN
-    more = f" and {left} more" if left > 0 else ""
+    superusers, replication, ordinary = (
+        [sql.Identifier(role).as_string(conn) for role in roles]
+        for roles in (lacking.superusers, lacking.replication, lacking.ordinary)
+    )
+    # No remedy: a superuser may connect as another role, and replication needs no views.
+    others = []
+    if superusers:
+        others.append(f"superusers ({shortened(superusers)})")
+    if replication:
+        others.append(f"roles for replication ({shortened(replication)})")
+    if not ordinary:
+        found = "every role that may log in can create views"
+        return Finding("callers", f"{found}{', except ' if others else ''}{' and '.join(others)}")
+    found = f"{counted(len(ordinary), 'role')} cannot create views"
     return Finding(
         "callers",
-        f"{len(lacking)} roles cannot create views",
-        warning=f"Headrace may not act for {shown}{more}. For those that should create views:"
+        f"{found}{', nor can ' if others else ''}{' and '.join(others)}",
+        warning=f"Headrace may not act for {shortened(ordinary)}. For those that should create views:"
         f" GRANT role TO {sql.Identifier(engine).as_string(conn)};",
     )
 

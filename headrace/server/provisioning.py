@@ -19,8 +19,9 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from headrace import clock
 from headrace.config import Settings
+from headrace.counting import counted, shortened
 from headrace.errors import PrerequisiteError, TransientError, UserError
-from headrace.postgres import connect
+from headrace.postgres import acting, connect
 from headrace.sql import install
 
 Connection = psycopg.Connection[Any]
@@ -40,8 +41,8 @@ _ROLE: Final = """
 SELECT rolcanlogin, rolreplication, rolsuper, rolcreaterole
   FROM pg_catalog.pg_roles WHERE rolname = %s
 """
-_OWNERS: Final = """
-SELECT o.rolname, o.rolsuper, count(*)
+_OWNERS: Final = f"""
+SELECT o.rolname, {acting.SUPERUSER} AS powerful, count(*)
   FROM pg_catalog.pg_class c
   JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
   JOIN pg_catalog.pg_roles o ON o.oid = c.relowner
@@ -50,19 +51,21 @@ SELECT o.rolname, o.rolsuper, count(*)
    AND n.nspname !~ '^pg_' AND o.rolname <> %(engine)s
    AND NOT coalesce((SELECT pg_catalog.pg_has_role(r.oid, o.oid, 'USAGE')
                        FROM pg_catalog.pg_roles r WHERE r.rolname = %(engine)s), false)
- GROUP BY o.rolname, o.rolsuper ORDER BY o.rolname
-"""
+ GROUP BY o.oid, o.rolname ORDER BY o.rolname
+"""  # noqa: S608  a constant
 """Owners of tables, of which the engine's role is not a member."""
-_CALLERS: Final = """
-SELECT o.rolname FROM pg_catalog.pg_roles o
- WHERE o.rolcanlogin AND NOT o.rolsuper AND NOT o.rolreplication AND o.rolname <> %(engine)s
-   AND o.rolname !~ '^(pg_|headrace_eval)'
+_CALLERS: Final = f"""
+SELECT o.rolname, {acting.SUPERUSER}, o.rolreplication FROM pg_catalog.pg_roles o
+ WHERE o.rolcanlogin AND o.rolname <> %(engine)s AND o.rolname !~ '^(pg_|headrace_eval)'
    AND NOT coalesce((SELECT pg_catalog.pg_has_role(r.oid, o.oid, 'USAGE')
                        FROM pg_catalog.pg_roles r WHERE r.rolname = %(engine)s), false)
    AND pg_catalog.has_database_privilege(o.oid, pg_catalog.current_database(), 'CONNECT')
  ORDER BY o.rolname
+"""  # noqa: S608  a constant
+"""Roles that may log in here, of which the engine's role is not a member.
+
+Whether the role is a superuser in effect, and whether it is made for replication.
 """
-"""Roles that may log in here, of which the engine's role is not a member."""
 _LIMITS: Final = """
 SELECT current_setting('wal_level'), current_setting('max_replication_slots')::int,
        current_setting('max_wal_senders')::int,
@@ -254,37 +257,58 @@ def _memberships(conn: Connection, name: str) -> Iterator[SetupStep]:
     for owner, powerful, tables in conn.execute(_OWNERS, engine).fetchall():
         if powerful:
             # A member could become superuser.
-            count = "1 table" if tables == 1 else f"{tables} tables"
             yield SetupStep(
-                f'Views cannot read {count} of superuser "{owner}", unless another role owns them:'
-                " ALTER TABLE … OWNER TO …"
+                f'Views cannot read {counted(tables, "table")} of superuser "{owner}", unless another'
+                " role owns them: ALTER TABLE … OWNER TO …"
             )
         else:
             owners.append(owner)
             yield _granted(
                 conn, owner, name, "Only the owner of a table may publish it, and so its members."
             )
-    callers = [caller for caller in not_acted_for(conn, name) if caller not in owners]
+    callers = not_acted_for(conn, name)
     about = (
         "Headrace plans and reads with the rights of the role that calls create_view, so it must be"
-        " a member of each such role that is not a superuser. Uncomment these roles."
+        " a member of each such role. Uncomment these roles."
     )
-    for caller in callers[:_CALLERS_MAX]:
+    for caller in [caller for caller in callers.ordinary if caller not in owners][:_CALLERS_MAX]:
         yield _granted(conn, caller, name, about, optional=True)
+    if callers.superusers:
+        shown = shortened([f'"{role}"' for role in callers.superusers])
+        yield SetupStep(
+            f'A superuser cannot create views ({shown}): as its member, role "{name}" would be a'
+            " superuser in effect. Instead connect as an ordinary role that owns the tables or may"
+            " read them, or SET ROLE to it."
+        )
 
 
-def not_acted_for(conn: Connection, engine: str) -> list[str]:
-    """Return the roles that may log in, but not call ``create_view``.
+@dataclass(frozen=True, slots=True)
+class NotActedFor:
+    """Roles that may log in, but not call ``create_view``: Headrace's role is no member of them."""
 
-    Role ``engine`` is not a member of them.
-    """
-    return [str(row[0]) for row in conn.execute(_CALLERS, {"engine": engine}).fetchall()]
+    ordinary: tuple[str, ...]
+    """Headrace's role may become a member of these."""
+    superusers: tuple[str, ...]
+    """Superusers and members of superusers: as a member of one, Headrace would be a superuser."""
+    replication: tuple[str, ...]
+    """Roles with REPLICATION, which usually belong to standbys and backups."""
+
+
+def not_acted_for(conn: Connection, engine: str) -> NotActedFor:
+    """Return the roles that may log in here, and for which role ``engine`` may not act."""
+    found = conn.execute(_CALLERS, {"engine": engine}).fetchall()
+    rows = [(str(name), *kind) for name, *kind in found]
+    return NotActedFor(
+        tuple(name for name, powerful, replicates in rows if not (powerful or replicates)),
+        tuple(name for name, powerful, _ in rows if powerful),
+        tuple(name for name, powerful, replicates in rows if replicates and not powerful),
+    )
 
 
 def _granted(
     conn: Connection, role: str, to: str, about: str, *, optional: bool = False
 ) -> SetupStep:
-    grant = sql.SQL("GRANT {} TO {}").format(sql.Identifier(role), sql.Identifier(to))
+    grant = acting.membership(role, to)
     return SetupStep(about, grant, grant.as_string(conn), optional=optional)
 
 

@@ -17,6 +17,7 @@ import pytest
 from psycopg.conninfo import make_conninfo
 
 from headrace.embedded.postgres import EmbeddedPostgres
+from headrace.server import provisioning
 from tests.security.roles import PASSWORD
 
 WAIT_S = 90.0
@@ -37,6 +38,23 @@ def server() -> Iterator[EmbeddedPostgres]:
             conn.execute("CREATE TABLE theirs (id int PRIMARY KEY)")
             conn.execute("INSERT INTO orders SELECT i, i FROM generate_series(1, 10) i")
         yield made
+
+
+GRANTED = re.compile(r'GRANT ("(?:[^"]|"")+"|\w+) TO (?!PUBLIC)')
+"""A membership; rights on objects have ON."""
+
+
+def proposes_no_superuser(server: EmbeddedPostgres, text: str) -> None:
+    """Check the roles of all grants in a message: none has the rights of a superuser."""
+    with psycopg.connect(server.dsn(), autocommit=True) as conn:
+        for role in GRANTED.findall(text):
+            if role in ("role", "owner"):
+                continue  # the sentence names the roles
+            found = conn.execute(
+                "SELECT bool_or(pg_has_role(%s, oid, 'MEMBER')) FROM pg_roles WHERE rolsuper",
+                (role.strip('"'),),
+            ).fetchone()
+            assert found == (False,), role
 
 
 class Terminal:
@@ -101,6 +119,20 @@ def test_a_fresh_server_is_prepared(server, tmp_path):
                 admin.execute("GRANT CREATE ON SCHEMA public TO app")
             conn.execute("CALL headrace.create_view('big', 'SELECT id FROM orders WHERE x > 5')")
             assert conn.execute("SELECT count(*) FROM big").fetchone() == (5,)
+        with psycopg.connect(
+            make_conninfo(dsn, user="postgres"), autocommit=True, prepare_threshold=None
+        ) as boss:
+            refused = "CALL headrace.create_view('one', 'SELECT id FROM orders')"
+            with pytest.raises(psycopg.errors.InsufficientPrivilege) as error:
+                boss.execute(refused)
+            assert "as a member of" in error.value.diag.message_detail
+            proposes_no_superuser(server, error.value.diag.message_hint)
+            # The remedies of the hint: that role, by SET ROLE or by a connection.
+            assert "ordinary role that owns the tables" in error.value.diag.message_hint
+            assert "SET ROLE" in error.value.diag.message_hint
+            boss.execute("SET ROLE app")
+            boss.execute(refused)
+            assert boss.execute("SELECT count(*) FROM one").fetchone() == (10,)
         with psycopg.connect(server.dsn(), autocommit=True) as conn:
             query = "SELECT rolsuper, rolcreaterole, rolbypassrls FROM pg_roles WHERE rolname = %s"
             assert conn.execute(query, ("headrace",)).fetchone() == (False, False, False)
@@ -203,7 +235,60 @@ def test_check_names_the_roles_that_cannot_create_views(server, tmp_path):
         assert 'Headrace may not act for "reader"' in text
         assert 'GRANT role TO "headrace";' in text
         admin.execute("GRANT reader TO headrace")
-    assert "✓ callers: every role that may log in can create views" in run("check", **env)[1]
+    text = run("check", **env)[1]
+    assert (
+        '✓ callers: every role that may log in can create views, except superusers ("postgres")\n'
+        in text
+    )
+
+
+def test_one_function_writes_memberships():
+    """So that its requirement can be checked where it is called: no superuser."""
+    package = Path(provisioning.__file__).parent.parent
+    found = [
+        p.name for p in package.rglob("*.py") if re.search(r"GRANT \{[^}]*\} TO", p.read_text())
+    ]
+    assert found == ["acting.py"]
+
+
+def test_no_command_proposes_to_grant_a_superuser(server, tmp_path):
+    env = environment(server) | {"HEADRACE_DATA_DIR": str(tmp_path)}
+    with psycopg.connect(server.dsn(), autocommit=True) as admin:
+        admin.execute(
+            "CREATE ROLE boss LOGIN IN ROLE postgres; CREATE ROLE copier REPLICATION LOGIN"
+        )
+        admin.execute(
+            "CREATE TABLE of_boss (id int PRIMARY KEY); ALTER TABLE of_boss OWNER TO boss"
+        )
+        status, text = run("init", "--admin", server.dsn(), **env)
+        assert (status, GRANTED.findall(text)) == (0, ['"app"'])
+        proposes_no_superuser(server, text)
+        line = text.replace("\n-- ", " ")
+        assert 'A superuser cannot create views ("boss", "postgres")' in line
+        assert 'cannot read 1 table of superuser "boss"' in line
+        server_made = uncommented(text)
+        psql(server, server.dsn(), server_made)
+        server.restart()
+    with psycopg.connect(server.dsn(), autocommit=True) as admin:
+        text = run("check", **env)[1]
+        proposes_no_superuser(server, text)
+        assert (
+            "✓ callers: every role that may log in can create views, except superusers"
+            ' ("boss", "postgres") and roles for replication ("copier")\n' in text
+        )
+        [_, warning] = text.split("Views cannot read ")
+        assert warning.startswith("public.of_boss, public.theirs, which belong to a superuser.")
+        assert "ALTER TABLE … OWNER TO …" in warning.splitlines()[0]
+        # The remedy of the tables.
+        admin.execute("ALTER TABLE of_boss OWNER TO app; ALTER TABLE theirs OWNER TO app")
+        text = run("check", **env)[1]
+        assert "✓ tables: views can read 3 of 3\n" in text
+        admin.execute("CREATE ROLE reader LOGIN")
+        text = run("check", **env)[1]
+        assert (
+            "! callers: 1 role cannot create views, nor can superusers"
+            ' ("boss", "postgres") and roles for replication ("copier")\n' in text
+        )
 
 
 def test_run_makes_the_role_that_evaluates_functions(server, tmp_path):
