@@ -27,7 +27,7 @@ from headrace.postgres import acting, connect, decoding_standby
 from headrace.postgres import slot as setup
 from headrace.process import directory_lock, password_files, rpc, secret_files
 from headrace.redaction import redact
-from headrace.server import provisioning, standby_check, traces
+from headrace.server import provisioning, source_rights, standby_check, traces
 from headrace.sql import install, views
 from headrace.state import formats
 
@@ -225,7 +225,7 @@ def _database(conn: Connection, settings: Settings) -> Iterator[Finding]:
     well = f"{shown}, wal_level logical, a slot free, replication allowed"
     yield from _each("server", well, setup.preflight(conn, settings))
     yield _login(conn, settings)
-    yield _create(conn)
+    yield from _rights(conn, settings)
     yield from _each(
         "schema headrace", "of the engine's role, or does not exist yet", install.hindrances(conn)
     )
@@ -238,6 +238,7 @@ def _database(conn: Connection, settings: Settings) -> Iterator[Finding]:
     yield _senders(conn)
     yield _tables(conn)
     yield _callers(conn)
+    yield from _rights_of_callers(conn)
     yield _clock(conn)
 
 
@@ -265,23 +266,25 @@ def _login(conn: Connection, settings: Settings) -> Finding:
     )
 
 
-def _create(conn: Connection) -> Finding:
-    row = conn.execute(
-        "SELECT has_database_privilege(current_database(), 'CREATE'), current_user,"
-        " quote_ident(current_database()), quote_ident(current_user)"
-    ).fetchone()
-    assert row is not None, "a SELECT without FROM has one row"
-    may, user, database, quoted = row
-    if may:
-        return Finding("rights", f'role "{user}" may create in the database')
-    return Finding(
-        "rights",
-        problem=PrerequisiteError(
-            f'role "{user}" may not create in the database',
-            hint=f"GRANT CREATE ON DATABASE {database} TO {quoted};",
-            sqlstate="42501",
-        ),
-    )
+def _rights(conn: Connection, settings: Settings) -> Iterator[Finding]:
+    """Report rights of Headrace's role and the evaluating role that PUBLIC may have had."""
+    user = conn.info.user
+    lacking = source_rights.of_engine(conn, user)
+    if not lacking:
+        yield Finding("rights", f'role "{user}" may create in the database')
+    needed = "CREATE" if views.installed(conn) else "USAGE"
+    for right in lacking:
+        hint = f"{right.grant.as_string(conn)};"
+        lacks = f'role "{user}" lacks {right.shown}'
+        if {"CREATE", needed} & set(right.rights):
+            problem = PrerequisiteError(lacks, hint=hint, sqlstate="42501")
+            yield Finding("rights", problem=problem)
+        else:
+            # The schema is there, so the server starts; but some calls fail.
+            yield Finding("rights", lacks, warning=hint)
+    for right in source_rights.of_evaluators(conn, provisioning.evaluator_of(settings)):
+        warning = f"Functions of users cannot be evaluated: {right.grant.as_string(conn)};"
+        yield Finding("evaluator", f'role "{right.role}" lacks {right.shown}', warning=warning)
 
 
 def _slot(conn: Connection, settings: Settings) -> Finding:
@@ -386,6 +389,21 @@ def _callers(conn: Connection) -> Finding:
         f"{found}{', nor can ' if others else ''}{' and '.join(others)}",
         warning=f"Headrace may not act for {shortened(ordinary)}. For those that should create views:"
         f" GRANT role TO {sql.Identifier(engine).as_string(conn)};",
+    )
+
+
+def _rights_of_callers(conn: Connection) -> Iterator[Finding]:
+    """Warn about roles that Headrace may act for, but that lack rights to call it."""
+    lacking = source_rights.of_callers(conn, conn.info.user)
+    if not lacking:
+        return
+    roles = dict.fromkeys(right.role for right in lacking)
+    shown = (f'role "{right.role}" lacks {right.shown}' for right in lacking)
+    grants = " ".join(f"{right.grant.as_string(conn)};" for right in lacking)
+    yield Finding(
+        "rights of callers",
+        f"{counted(len(roles), 'role')} cannot create views",
+        warning=f"{shortened([*shown])}. Run: {grants}",
     )
 
 

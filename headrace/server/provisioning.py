@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from textwrap import wrap
 from typing import Any, Final
 
@@ -22,6 +22,8 @@ from headrace.config import Settings
 from headrace.counting import counted, shortened
 from headrace.errors import PrerequisiteError, TransientError, UserError
 from headrace.postgres import acting, connect
+from headrace.server import source_rights
+from headrace.server.source_rights import LackingRight
 from headrace.sql import install
 
 Connection = psycopg.Connection[Any]
@@ -42,14 +44,7 @@ SELECT rolcanlogin, rolreplication, rolsuper, rolcreaterole
   FROM pg_catalog.pg_roles WHERE rolname = %s
 """
 _OWNERS: Final = f"""
-SELECT o.rolname, {acting.SUPERUSER} AS powerful, count(*)
-  FROM pg_catalog.pg_class c
-  JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
-  JOIN pg_catalog.pg_roles o ON o.oid = c.relowner
- WHERE c.relkind IN ('r', 'p') AND c.relpersistence = 'p'
-   AND n.nspname NOT IN ('pg_catalog', 'information_schema', 'headrace')
-   AND n.nspname !~ '^pg_' AND o.rolname <> %(engine)s
-   AND NOT coalesce((SELECT pg_catalog.pg_has_role(r.oid, o.oid, 'USAGE')
+SELECT o.rolname, {acting.SUPERUSER} AS powerful, count(*) {source_rights.OWNERS}   AND NOT coalesce((SELECT pg_catalog.pg_has_role(r.oid, o.oid, 'USAGE')
                        FROM pg_catalog.pg_roles r WHERE r.rolname = %(engine)s), false)
  GROUP BY o.oid, o.rolname ORDER BY o.rolname
 """  # noqa: S608  a constant
@@ -151,6 +146,9 @@ def provision(settings: Settings, admin: str, say: Say, confirm: Confirm) -> Non
             say(f"  {line}")
         if _needs_evaluator(conn, settings):
             install.ensure_eval_role(conn, settings.data_dir, settings.source)
+            for lacking in source_rights.of_evaluators(conn, None):
+                conn.execute(lacking.grant)
+                say(f"  {lacking.grant.as_string(conn)};")
     if any(step.restart for step in steps):
         _await_restart(admin, confirm)
 
@@ -193,6 +191,7 @@ def _steps(conn: Connection, settings: Settings) -> list[SetupStep]:
         *_limits(conn),
         *_role(conn, settings, name),
         *_memberships(conn, name),
+        *_hardened(conn, settings, name),
         *_evaluator(conn, settings),
         *_trust(conn, settings),
     ]
@@ -238,11 +237,11 @@ def _role(conn: Connection, settings: Settings, name: str) -> Iterator[SetupStep
     elif not found[2] and not (found[0] and found[1]):
         text = sql.SQL("ALTER ROLE {} LOGIN REPLICATION").format(role)
         yield SetupStep(about, text, text.as_string(conn))
-    may = "SELECT pg_catalog.has_database_privilege(%s, current_database(), 'CREATE')"
-    if found is None or conn.execute(may, (name,)).fetchone() != (True,):
-        grant = sql.SQL("GRANT CONNECT, CREATE ON DATABASE {} TO {}")
-        text = grant.format(sql.Identifier(conn.info.dbname), role)
-        yield SetupStep(about, text, text.as_string(conn))
+    for lacking in source_rights.of_engine(conn, name):
+        # Also what PUBLIC has today, so that revoking that does no harm.
+        database = lacking.kind == "DATABASE"
+        rights = source_rights.ENGINE if database else lacking.rights
+        yield _given(conn, replace(lacking, rights=rights), about)
 
 
 def _verifier(conn: Connection, name: str, password: Any) -> str:
@@ -273,6 +272,8 @@ def _memberships(conn: Connection, name: str) -> Iterator[SetupStep]:
     )
     for caller in [caller for caller in callers.ordinary if caller not in owners][:_CALLERS_MAX]:
         yield _granted(conn, caller, name, about, optional=True)
+        for lacking in source_rights.of_caller(conn, caller):
+            yield _given(conn, lacking, about, optional=True)
     if callers.superusers:
         shown = shortened([f'"{role}"' for role in callers.superusers])
         yield SetupStep(
@@ -312,6 +313,27 @@ def _granted(
     return SetupStep(about, grant, grant.as_string(conn), optional=optional)
 
 
+def _given(
+    conn: Connection, lacking: LackingRight, about: str, *, optional: bool = False
+) -> SetupStep:
+    return SetupStep(about, lacking.grant, lacking.grant.as_string(conn), optional=optional)
+
+
+def _hardened(conn: Connection, settings: Settings, name: str) -> Iterator[SetupStep]:
+    """Yield grants of rights that were revoked from PUBLIC, to callers and evaluators."""
+    about = "Rights that create_view needs of its callers, and that PUBLIC has not on this server."
+    for lacking in source_rights.of_callers(conn, name):
+        yield _given(conn, lacking, about)
+    about = "The role that evaluates functions of users must be able to connect."
+    for lacking in source_rights.of_evaluators(conn, evaluator_of(settings)):
+        yield _given(conn, lacking, about)
+
+
+def evaluator_of(settings: Settings) -> str | None:
+    """Return the role in setting ``eval_dsn``; None: Headrace's default."""
+    return conninfo_to_dict(settings.eval_dsn).get("user") if settings.eval_dsn else None  # type: ignore[return-value]
+
+
 def _needs_evaluator(conn: Connection, settings: Settings) -> bool:
     """Return whether only a superuser can create the role that evaluates functions."""
     name = str(conninfo_to_dict(settings.source).get("user") or conn.info.user)
@@ -328,14 +350,14 @@ def _evaluator(conn: Connection, settings: Settings) -> Iterator[SetupStep]:
     text = sql.SQL("CREATE ROLE {} LOGIN NOINHERIT CONNECTION LIMIT 64").format(
         sql.Identifier(install.EVAL_ROLE)
     )
-    yield SetupStep(
+    about = (
         "Only for views that call functions of users: a role without rights evaluates them. Set its"
         f" password (in psql: \\password {install.EVAL_ROLE}), and HEADRACE_EVAL_DSN to"
-        f' "{dsn} password=…". headrace init --run does this by itself, in the data directory.',
-        text,
-        text.as_string(conn),
-        optional=True,
+        f' "{dsn} password=…". headrace init --run does this by itself, in the data directory.'
     )
+    yield SetupStep(about, text, text.as_string(conn), optional=True)
+    for lacking in source_rights.of_evaluator(conn, install.EVAL_ROLE):
+        yield _given(conn, lacking, about, optional=True)
 
 
 def _trust(conn: Connection, settings: Settings) -> Iterator[SetupStep]:
