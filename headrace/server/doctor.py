@@ -23,11 +23,11 @@ from headrace import clock
 from headrace.config import ENV_SETTINGS, Settings, address
 from headrace.counting import counted, noun, shortened
 from headrace.errors import HeadraceError, PrerequisiteError
-from headrace.postgres import acting, connect, decoding_standby
+from headrace.postgres import acting, connect, decoding_standby, pending
 from headrace.postgres import slot as setup
 from headrace.process import directory_lock, password_files, rpc, secret_files
 from headrace.redaction import redact
-from headrace.server import provisioning, source_rights, standby_check, traces
+from headrace.server import login_hints, provisioning, source_rights, standby_check, traces
 from headrace.sql import install, views
 from headrace.state import formats
 
@@ -83,7 +83,7 @@ def look(settings: Settings) -> list[Finding]:
     try:
         conn = connect.connect(settings.source, name="headrace check")
     except HeadraceError as error:
-        return [*out, Finding("source", redact(settings.source), error)]
+        return [*out, Finding("source", redact(settings.source), login_hints.with_hint(error))]
     with conn:
         out.append(Finding("source", redact(settings.source)))
         out += _database(conn, settings)
@@ -339,7 +339,7 @@ def _senders(conn: Connection) -> Finding:
         found,
         PrerequisiteError(
             "two free walsenders are needed: one for the stream, one for populations",
-            hint=f"ALTER SYSTEM SET max_wal_senders = {used + 4}; and restart Postgres.",
+            hint=pending.remedy(conn, "max_wal_senders", used + 4, pending.at_least(used + 2)),
             sqlstate="53300",
         ),
     )

@@ -20,9 +20,9 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from headrace import clock
 from headrace.config import Settings
 from headrace.counting import counted, shortened
-from headrace.errors import PrerequisiteError, TransientError, UserError
-from headrace.postgres import acting, connect
-from headrace.server import source_rights
+from headrace.errors import HeadraceError, PrerequisiteError, TransientError, UserError
+from headrace.postgres import acting, connect, pending
+from headrace.server import login_hints, source_rights
 from headrace.server.source_rights import LackingRight
 from headrace.sql import install
 
@@ -32,6 +32,8 @@ Confirm = Callable[[str], bool]
 """Asks the user to do something; returns whether that was confirmed."""
 
 _SLOTS_FREE: Final = 4
+_SLOTS_NEEDED: Final = 2
+"""One for the stream, one for populations."""
 _RESTART_S: Final = 120.0
 _POLL_S: Final = 0.2
 _COMMENT_COLUMNS: Final = 96
@@ -67,10 +69,6 @@ SELECT current_setting('wal_level'), current_setting('max_replication_slots')::i
        (SELECT count(*) FROM pg_catalog.pg_replication_slots),
        (SELECT count(*) FROM pg_catalog.pg_stat_activity WHERE backend_type = 'walsender')
 """
-_PENDING: Final = """
-SELECT count(*) FROM pg_catalog.pg_settings
- WHERE pending_restart AND name IN ('wal_level', 'max_replication_slots', 'max_wal_senders')
-"""
 _TRUSTED: Final = """
 SELECT line_number FROM pg_catalog.pg_hba_file_rules
  WHERE auth_method = 'trust' AND (type = 'local') = %s
@@ -100,7 +98,7 @@ def script(settings: Settings, admin: str) -> list[str]:
         UserError: 22023, ``admin`` leads to another database than the source.
         TransientError: the server cannot be reached.
     """
-    with connect.connect(admin, name="headrace init", otherwise=UserError) as conn:
+    with _connected(admin, "--admin") as conn:
         _check_database(conn, settings)
         steps = _steps(conn, settings)
         head = (
@@ -122,17 +120,18 @@ def script(settings: Settings, admin: str) -> list[str]:
     return [*out, "", *_comment("Then run headrace check, and headrace start.")]
 
 
-def provision(settings: Settings, admin: str, say: Say, confirm: Confirm) -> None:
+def provision(settings: Settings, admin: str, flag: str, say: Say, confirm: Confirm) -> None:
     """Run what is missing on the source over the connection string ``admin`` of a superuser.
 
-    ``say`` gets each statement.  ``confirm`` asks for a restart of Postgres.
+    ``flag`` is the option of that string.  ``say`` gets each statement.  ``confirm`` asks for a
+    restart of Postgres.
 
     Raises:
         UserError: 42501, ``admin`` is no superuser; 22023, it leads to another database.
         PrerequisiteError: Postgres has not been restarted.
         TransientError: the server cannot be reached.
     """
-    with connect.connect(admin, name="headrace init", otherwise=UserError) as conn:
+    with _connected(admin, flag) as conn:
         _check_superuser(conn)
         _check_database(conn, settings)
         steps = _steps(conn, settings)
@@ -151,6 +150,15 @@ def provision(settings: Settings, admin: str, say: Say, confirm: Confirm) -> Non
                 say(f"  {lacking.grant.as_string(conn)};")
     if any(step.restart for step in steps):
         _await_restart(admin, confirm)
+
+
+def _connected(admin: str, flag: str) -> Connection:
+    try:
+        return connect.connect(admin, name="headrace init", otherwise=UserError)
+    except HeadraceError as error:
+        cause = error.__cause__
+        assert isinstance(cause, psycopg.Error), "the connection failed"
+        raise error.again(hint=error.hint or login_hints.for_admin(cause, flag)) from cause
 
 
 def admin_of(source: str) -> str:
@@ -203,19 +211,31 @@ def _limits(conn: Connection) -> Iterator[SetupStep]:
     assert row is not None, "a SELECT without FROM has one row"
     level, slots_max, senders_max, slots, senders = row
     wanted = {
-        "wal_level": "logical" if level != "logical" else None,
-        "max_replication_slots": slots + _SLOTS_FREE if slots_max < slots + 2 else None,
-        "max_wal_senders": senders + _SLOTS_FREE if senders_max < senders + 2 else None,
+        "wal_level": (level == "logical", "logical", pending.is_logical),
+        "max_replication_slots": (
+            slots_max >= slots + _SLOTS_NEEDED,
+            slots + _SLOTS_FREE,
+            pending.at_least(slots + _SLOTS_NEEDED),
+        ),
+        "max_wal_senders": (
+            senders_max >= senders + _SLOTS_NEEDED,
+            senders + _SLOTS_FREE,
+            pending.at_least(senders + _SLOTS_NEEDED),
+        ),
     }
-    for name, value in wanted.items():
-        if value is not None:
-            text = sql.SQL("ALTER SYSTEM SET {} = {}").format(sql.SQL(name), sql.Literal(value))
-            yield SetupStep(
-                "Headrace follows changes by logical replication.",
-                text,
-                text.as_string(conn),
-                restart=True,
-            )
+    for name, (well, value, suffices) in wanted.items():
+        if well:
+            continue
+        if pending.is_pending(conn, name, suffices):
+            yield SetupStep(f"The new value of {name} takes effect after a restart.", restart=True)
+            continue
+        text = sql.SQL("ALTER SYSTEM SET {} = {}").format(sql.SQL(name), sql.Literal(value))
+        yield SetupStep(
+            "Headrace follows changes by logical replication.",
+            text,
+            text.as_string(conn),
+            restart=True,
+        )
 
 
 def _role(conn: Connection, settings: Settings, name: str) -> Iterator[SetupStep]:
@@ -406,7 +426,7 @@ def _await_restart(admin: str, confirm: Confirm) -> None:
     while clock.monotonic() < until:
         try:
             with connect.connect(admin, name="headrace init") as conn:
-                if conn.execute(_PENDING).fetchone() == (0,):
+                if not any(step.restart for step in _limits(conn)):
                     return
         except (TransientError, psycopg.Error):
             pass

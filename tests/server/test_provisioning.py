@@ -19,6 +19,7 @@ from psycopg.conninfo import make_conninfo
 from headrace.embedded.postgres import EmbeddedPostgres
 from headrace.server import provisioning
 from tests.security.roles import PASSWORD
+from tests.waiting import wait_until
 
 WAIT_S = 90.0
 
@@ -163,6 +164,74 @@ def test_without_a_terminal_the_restart_is_named(server, tmp_path):
     status, text = run(*start(server, tmp_path), **environment(server))
     assert status == 1
     assert "Postgres must be restarted" in text
+
+
+def test_what_only_a_restart_lacks(server, tmp_path):
+    env = environment(server) | {"HEADRACE_DATA_DIR": str(tmp_path)}
+    boss = env | {"HEADRACE_SOURCE": server.dsn()}
+    restart = "Restart Postgres: the new value of {} takes effect then."
+    assert "ALTER SYSTEM SET wal_level = 'logical'; and restart" in run("check", **boss)[1]
+    assert run("init", "--run", "--admin", server.dsn(), **env)[0] == 1
+    # A superuser may read the files; other roles see what the server has read.
+    text = run("check", **boss)[1]
+    assert restart.format("wal_level") in text
+    assert restart.format("max_replication_slots") in text
+    assert "ALTER SYSTEM" not in text
+    text = run("check", **env)[1]
+    assert "If it was run already, only the restart is missing." in text
+    with psycopg.connect(server.dsn(), autocommit=True) as admin:
+        admin.execute("SELECT pg_reload_conf()")
+
+        def seen() -> bool:
+            return "takes effect then" in run("check", **env)[1]
+
+        wait_until(seen, "the server reads its files")
+    assert "ALTER SYSTEM" not in run("check", **env)[1]
+    text = run("init", "--admin", server.dsn(), **env)[1]
+    assert "ALTER SYSTEM" not in text
+    assert "-- The new value of wal_level takes effect after a restart.\n" in text
+    assert "-- Restart Postgres afterwards" in text
+    assert run("init", "--run", "--admin", server.dsn(), **env)[0] == 1
+    server.restart()
+    text = run("check", **env)[1]
+    assert "✓ server" in text
+    assert "Restart" not in run("init", "--admin", server.dsn(), **env)[1]
+
+
+def test_a_refused_connection_has_a_hint(server, tmp_path):
+    env = environment(server) | {"HEADRACE_DATA_DIR": str(tmp_path)}
+    text = run("check", **env)[1]
+    assert 'role "headrace" does not exist' in text
+    assert (
+        '    If role "headrace" does not exist yet, or lacks rights, headrace init prepares it.'
+        in text
+    )
+    with psycopg.connect(server.dsn(), autocommit=True) as admin:
+        admin.execute(f"CREATE ROLE boss LOGIN SUPERUSER PASSWORD '{PASSWORD}'")
+    rules = server.data_dir / "pg_hba.conf"
+    rules.write_text("host all boss,headrace all scram-sha-256\n" + rules.read_text())
+    server.restart()
+    boss = make_conninfo(server.dsn(), user="boss")
+    for words in (("init",), ("init", "--run")):
+        status, text = run(*words, "--admin", boss, **env)
+        assert status == 1
+        assert "no password supplied" in text
+        assert 'made as role "boss"' in text
+        assert "PGPASSWORD" in text
+        assert "--admin DSN" in text
+    text = run("start", "--setup", boss, "--data-dir", str(tmp_path), **env)[1]
+    assert "--setup DSN" in text
+    # With passwords a role that does not exist is not told apart.
+    text = run("check", **env)[1]
+    assert "password authentication failed" in text
+    assert "headrace init prepares it. Otherwise check the password." in text
+    silent = env | {"HEADRACE_SOURCE": make_conninfo(server.dsn(), user="headrace")}
+    for command in ("check", "views", "status"):
+        text = run(command, **silent)[1]
+        assert "no password supplied" in text
+        assert 'made as role "headrace": give its password in PGPASSWORD' in text, command
+    # The hint of init helps.
+    assert run("init", "--admin", boss, **env | {"PGPASSWORD": PASSWORD})[0] == 0
 
 
 def test_what_is_refused(server, tmp_path):
