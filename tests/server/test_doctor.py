@@ -232,6 +232,14 @@ def test_check_and_status_in_words(engine, commander_less, capsys):
     engine.stop()
     assert main(["status", "--source", engine.source]) == 1
     assert "✗ engine: stopped  (headrace start)" in capsys.readouterr().out
+    with psycopg.connect(engine.source, autocommit=True) as conn:
+        conn.execute("INSERT INTO t VALUES (77)")
+        row = conn.execute("SELECT lag_ms > 0 FROM headrace.list_views()").fetchone()
+        assert row == (True,), "the contents are older than the change"
+    assert main(["views", "--source", engine.source]) == 0
+    assert re.search(
+        r"stopped +[0-9]* +≤ [1-9][0-9]* +no engine is connected", capsys.readouterr().out
+    )
 
 
 @pytest.fixture
