@@ -47,6 +47,8 @@ SELECT pg_catalog.format('%I.%I', n.nspname, c.relname),
  WHERE c.relkind IN ('r', 'p') AND c.relpersistence = 'p'
    AND n.nspname NOT IN ('pg_catalog', 'information_schema', 'headrace') ORDER BY 1
 """  # noqa: S608  a constant
+_GRANTS_MAX: Final = 12
+"""Number of statements to show in one line."""
 _COPIED: Final = 'This database has views, so it is probably a copy of "{}".'
 
 
@@ -400,10 +402,11 @@ def _rights_of_callers(conn: Connection) -> Iterator[Finding]:
     roles = dict.fromkeys(right.role for right in lacking)
     shown = (f'role "{right.role}" lacks {right.shown}' for right in lacking)
     grants = " ".join(f"{right.grant.as_string(conn)};" for right in lacking)
+    run = f"Run: {grants}" if len(lacking) <= _GRANTS_MAX else "headrace init --run grants them."
     yield Finding(
         "rights of callers",
         f"{counted(len(roles), 'role')} cannot create views",
-        warning=f"{shortened([*shown])}. Run: {grants}",
+        warning=f"{shortened([*shown])}. {run}",
     )
 
 

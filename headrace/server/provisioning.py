@@ -19,7 +19,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from headrace import clock
 from headrace.config import Settings
-from headrace.counting import counted, shortened
+from headrace.counting import counted, noun, shortened
 from headrace.errors import HeadraceError, PrerequisiteError, TransientError, UserError
 from headrace.postgres import acting, connect, pending
 from headrace.server import login_hints, source_rights
@@ -46,7 +46,8 @@ SELECT rolcanlogin, rolreplication, rolsuper, rolcreaterole
   FROM pg_catalog.pg_roles WHERE rolname = %s
 """
 _OWNERS: Final = f"""
-SELECT o.rolname, {acting.SUPERUSER} AS powerful, count(*) {source_rights.OWNERS}   AND NOT coalesce((SELECT pg_catalog.pg_has_role(r.oid, o.oid, 'USAGE')
+SELECT o.rolname, {acting.SUPERUSER} AS powerful, count(*) {source_rights.OWNERS}
+   AND NOT coalesce((SELECT pg_catalog.pg_has_role(r.oid, o.oid, 'USAGE')
                        FROM pg_catalog.pg_roles r WHERE r.rolname = %(engine)s), false)
  GROUP BY o.oid, o.rolname ORDER BY o.rolname
 """  # noqa: S608  a constant
@@ -103,9 +104,9 @@ def script(settings: Settings, admin: str) -> list[str]:
         steps = _steps(conn, settings)
         head = (
             f"Prepares database {conn.info.dbname} for Headrace. Run it as a superuser, for"
-            " example: headrace init … | psql …"
+            " example:"
         )
-        out = [*_comment(head)]
+        out = [*_comment(head), "--   headrace init … | psql …"]
         for number, step in enumerate(steps):
             if number == 0 or step.about != steps[number - 1].about:
                 out += ["", *_comment(step.about)]
@@ -391,9 +392,9 @@ def _trust(conn: Connection, settings: Settings) -> Iterator[SetupStep]:
     except psycopg.errors.InsufficientPrivilege:
         return
     if rows:
-        lines = ", ".join(str(row[0]) for row in rows)
+        lines = f"{noun(len(rows), 'line')} {', '.join(str(row[0]) for row in rows)}"
         yield SetupStep(
-            f"pg_hba.conf lets clients in without a password (trust, line {lines}). Headrace's port"
+            f"pg_hba.conf lets clients in without a password (trust, {lines}). Headrace's port"
             " refuses clients that it cannot identify: write scram-sha-256 there, or set"
             " HEADRACE_ALLOW_TRUST=true if everybody who reaches the port may be any role."
         )

@@ -333,6 +333,7 @@ def test_no_command_proposes_to_grant_a_superuser(server, tmp_path):
         assert (status, GRANTED.findall(text)) == (0, ['"app"'])
         proposes_no_superuser(server, text)
         line = text.replace("\n-- ", " ")
+        assert text.splitlines()[1] == "--   headrace init … | psql …"
         assert 'A superuser cannot create views ("boss", "postgres")' in line
         assert 'cannot read 1 table of superuser "boss"' in line
         server_made = uncommented(text)
@@ -482,6 +483,15 @@ def test_without_a_superuser_at_hand(server):
     """Role ``postgres`` is tried, as in the example of the manual."""
     status, text = run("init", **environment(server))
     assert (status, "CREATE ROLE" in text) == (0, True)
+    text = run("init", **environment(server) | {"HEADRACE_ALLOW_TRUST": "false"})[1]
+    with psycopg.connect(server.dsn()) as conn:
+        rules = conn.execute(
+            "SELECT line_number::text FROM pg_hba_file_rules WHERE auth_method = 'trust'"
+            " AND type = 'host' AND 'all' = ANY (database) ORDER BY line_number"
+        ).fetchall()
+    assert len(rules) > 1
+    lines = ", ".join(line for (line,) in rules)
+    assert f"(trust, lines {lines})" in text.replace("\n-- ", " ")
     secret = make_conninfo(server.dsn(), password="hidden")
     status, text = run("init", "--admin", secret, **environment(server))
     assert (status, "hidden" in text, "PGPASSWORD" in text) == (2, False, True)
