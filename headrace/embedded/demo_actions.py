@@ -14,6 +14,7 @@ import psycopg
 from psycopg import sql
 
 from headrace import clock
+from headrace.counting import counted
 from headrace.embedded import shop
 from headrace.embedded.engine import EmbeddedEngine
 from headrace.sql.status import UNFINISHED
@@ -135,7 +136,7 @@ class DemoActions:
             differing = self._asked(
                 sql.SQL("SELECT * FROM headrace.verify_view({})").format(sql.Literal(view))
             )
-            found = f"{len(differing)} rows DIFFER" if differing else "no row differs"
+            found = f"{counted(len(differing), 'row')} DIFFER" if differing else "no row differs"
             took_s = clock.monotonic() - began
             self.say(f"verify {view}: {found} ({took_s:.1f} s)")
 

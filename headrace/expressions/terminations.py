@@ -25,6 +25,7 @@ import psycopg
 import structlog
 
 from headrace import clock
+from headrace.counting import counted
 from headrace.errors import LimitExceeded, SessionsTerminated
 from headrace.expressions.turns import EvaluationTurns, Loss, Proof
 from headrace.postgres.connect import for_values
@@ -297,6 +298,6 @@ def shared(folder: Path) -> Terminations:
 
 def _detail(times: int) -> str:
     return (
-        f"It has done so {times} times in {WINDOW_S / 60:.0f} minutes; functions of other views"
+        f"It has done so {counted(times, 'time')} in {WINDOW_S / 60:.0f} minutes; functions of other views"
         f" are evaluated in the same sessions."
     )

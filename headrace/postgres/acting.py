@@ -12,8 +12,25 @@ from psycopg import sql
 from headrace.errors import PrerequisiteError
 from headrace.postgres.settings import PINNED_SETTINGS
 
+SUPERUSER: Final = """EXISTS (
+SELECT FROM pg_catalog.pg_roles s
+ WHERE s.rolsuper AND pg_catalog.pg_has_role(o.oid, s.oid, 'MEMBER'))"""
+"""Condition on a role ``o``: it is a superuser or a member of one, and so is each of its members.
+
+Headrace's role must never become a member of such a role, unless it is one itself.
+"""
+OWN_SUPERUSER: Final = (
+    "Let an ordinary role own the table (ALTER TABLE … OWNER TO …) that Headrace's role is a member"
+    " of: headrace init prints the statements."
+)
+"""Hint for a table of such a role."""
+
 _SEARCH_PATH: Final = '"$user", public'
 """Postgres' default, for a caller that gave none: the session's own path is pinned."""
+
+_REFUSED: Final = f"""
+SELECT current_user, {SUPERUSER} FROM pg_catalog.pg_roles o
+ WHERE o.rolname OPERATOR(pg_catalog.=) %s"""  # noqa: S608  a constant
 
 
 def become(conn: psycopg.Connection[Any], caller: str) -> None:
@@ -27,15 +44,36 @@ def become(conn: psycopg.Connection[Any], caller: str) -> None:
         with conn.transaction():
             conn.execute(sql.SQL("SET LOCAL ROLE {}").format(role))
     except psycopg.errors.InsufficientPrivilege as error:
-        row = conn.execute("SELECT current_user").fetchone()
-        assert row is not None, "every session has a user"
-        grant = sql.SQL("GRANT {} TO {};").format(role, sql.Identifier(row[0]))
-        raise PrerequisiteError(
-            f'Headrace may not act for role "{caller}"',
-            detail="Queries are checked and run with the rights of the calling role.",
-            hint=f"Run: {grant.as_string(conn)}",
-            sqlstate="42501",
-        ) from error
+        raise _refused(conn, caller) from error
+
+
+def _refused(conn: psycopg.Connection[Any], caller: str) -> PrerequisiteError:
+    row = conn.execute(_REFUSED, (caller,)).fetchone()
+    assert row is not None, "a role that cannot be taken exists"
+    engine, powerful = row
+    detail = "Queries are checked and run with the rights of the role that owns the view."
+    if powerful:
+        detail += (
+            f' Headrace\'s role "{engine}" is no superuser, and would be one in effect as a member of'
+            f' "{caller}".'
+        )
+        hint = (
+            "Connect as an ordinary role that owns the tables or may read them, or SET ROLE to it."
+            " Headrace's role must be a member of it: headrace init prints the GRANT."
+        )
+    else:
+        hint = f"Run: {membership(caller, engine).as_string(conn)};"
+    return PrerequisiteError(
+        f'Headrace may not act for role "{caller}"', detail=detail, hint=hint, sqlstate="42501"
+    )
+
+
+def membership(role: str, member: str) -> sql.Composed:
+    """Return the GRANT that lets Headrace's role, ``member``, act for ``role``.
+
+    REQUIRES: ``SUPERUSER`` is false for ``role``.
+    """
+    return sql.SQL("GRANT {} TO {}").format(sql.Identifier(role), sql.Identifier(member))
 
 
 def act_as(conn: psycopg.Connection[Any], caller: str | None, settings: dict[str, str]) -> None:

@@ -124,8 +124,9 @@ def _change(
             raise PrerequisiteError(
                 f'could not change publication "{settings.publication_name}":'
                 f" {error.diag.message_primary}",
-                hint="The role of headrace must own the table (or be a member of its"
-                " owner), or a superuser must add the table to the publication.",
+                hint="Headrace's role must own the table, or be a member of an ordinary role that"
+                " owns it (headrace init prints the GRANT); or a superuser must add the table to"
+                " the publication.",
                 sqlstate="42501",
             ) from error
         else:

@@ -18,7 +18,7 @@ from psycopg import sql
 from headrace import clock
 from headrace.config import Settings
 from headrace.errors import PrerequisiteError, TransientError
-from headrace.postgres import connect, failures
+from headrace.postgres import connect, failures, pending
 from headrace.types import Lsn, parse_lsn
 
 Connection = psycopg.Connection[Any]
@@ -83,7 +83,7 @@ def preflight(conn: Connection, settings: Settings) -> list[PrerequisiteError]:
         problems.append(
             PrerequisiteError(
                 f'wal_level is "{wal_level}", but must be "logical"',
-                hint="Run ALTER SYSTEM SET wal_level = 'logical'; and restart Postgres.",
+                hint=pending.remedy(conn, "wal_level", "'logical'", pending.is_logical),
             )
         )
     if not may_replicate and not _may_by_service(conn):
@@ -101,7 +101,9 @@ def preflight(conn: Connection, settings: Settings) -> list[PrerequisiteError]:
             PrerequisiteError(
                 f"no replication slot is free: {slots} of max_replication_slots ="
                 f" {slots_max} are in use",
-                hint=f"Set max_replication_slots to {needed} or more (and max_wal_senders"
+                hint="Restart Postgres: the new value of max_replication_slots takes effect then."
+                if pending.is_pending(conn, "max_replication_slots", pending.at_least(needed))
+                else f"Set max_replication_slots to {needed} or more (and max_wal_senders"
                 " too), restart Postgres, or drop an unused slot.",
                 sqlstate="53400",
             )

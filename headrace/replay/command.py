@@ -14,6 +14,7 @@ import msgspec
 
 from headrace.collections import plan
 from headrace.config import Settings
+from headrace.counting import counted, noun
 from headrace.errors import HeadraceError, Interrupted, PrerequisiteError
 from headrace.replay import bundle, capture, evaluation
 from headrace.replay.bundle import Bundle, BundleManifest, Digest, UnitEntry, UnitResult
@@ -54,9 +55,9 @@ class Report:
 
     def lines(self) -> Iterator[str]:
         """Yield the report for people."""
-        yield f"{_count(self.batches, 'batch', 'batches')} replayed"
+        yield f"{counted(self.batches, 'batch', 'batches')} replayed"
         for unit in self.units:
-            about = f"{unit.rows} rows in {_count(unit.batches, 'batch', 'batches')}"
+            about = f"{counted(unit.rows, 'row')} in {counted(unit.batches, 'batch', 'batches')}"
             if unit.left_out is not None:
                 yield f"? {unit.name}: not replayed: {unit.left_out}"
             elif unit.differs:
@@ -130,7 +131,7 @@ def described(opened: Bundle) -> Iterator[str]:
     """Yield what a bundle has."""
     found, batches = opened.manifest, opened.batches
     yield f"captured at {found.made_at} by Headrace {found.headrace}, Postgres {_version(found)}"
-    yield f"{_count(len(batches), 'batch', 'batches')}, {found.retained}"
+    yield f"{counted(len(batches), 'batch', 'batches')}, {found.retained}"
     own = metadata.version("headrace")
     if own != found.headrace:
         yield f"note: this is Headrace {own}, which may compute the diffs otherwise"
@@ -139,7 +140,7 @@ def described(opened: Bundle) -> Iterator[str]:
     for unit in found.units:
         pairs = sum(state.pairs for state in unit.states)
         size = sum(state.key_bytes + state.value_bytes for state in unit.states)
-        state = f"{_count(len(unit.states), 'state', 'states')}, {pairs} pairs, {size} bytes"
+        state = f"{counted(len(unit.states), 'state', 'states')}, {counted(pairs, 'pair')}, {counted(size, 'byte')}"
         stopped = f", {unit.status} {unit.sqlstate or ''}".rstrip() if unit.status else ""
         yield f"{unit.name}: txid {unit.begin} to {unit.end or '?'}{stopped}; {state}"
     for left in found.left_out:
@@ -238,8 +239,8 @@ def _reported(done: UnitReplay, expected: dict[int, UnitResult] | None) -> UnitR
     for difference in (done.different or ())[:5]:
         kind = collection(entry, difference.state)
         report.differs.append(
-            f"state {difference.state} ({kind}) after txid {entry.end}: {difference.keys} keys"
-            f" differ: {difference.missing} missing, {difference.unexpected} unexpected,"
+            f"state {difference.state} ({kind}) after txid {entry.end}: "
+            f"{counted(difference.keys, 'key')} {noun(difference.keys, 'differs', 'differ')}: {difference.missing} missing, {difference.unexpected} unexpected,"
             f" {difference.changed} with another value"
         )
     stopped = done.stopped
@@ -273,12 +274,8 @@ def _compared(done: UnitReplay, expected: UnitResult) -> list[str]:
 
 
 def _rows(digest: Digest | None) -> str:
-    return "no rows" if digest is None else f"{digest.rows} rows ({digest.value[:8]})"
+    return "no rows" if digest is None else f"{counted(digest.rows, 'row')} ({digest.value[:8]})"
 
 
 def _version(found: BundleManifest) -> str:
     return f"{found.postgres // 10_000}.{found.postgres % 10_000}"
-
-
-def _count(number: int, one: str, many: str) -> str:
-    return f"{number} {one if number == 1 else many}"

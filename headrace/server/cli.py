@@ -270,10 +270,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return _run(words, ours=argv is None)
     except HeadraceError as error:
-        _say(_shown(error), err=True)
+        from headrace.server import login_hints
+
+        _say(_shown(login_hints.with_hint(error)), err=True)
         return 2 if error.code == "22023" else 1
     except psycopg.Error as error:
-        _say(f"headrace: {str(error).strip()}", err=True)
+        from headrace.server import login_hints
+
+        _say(
+            _shown(HeadraceError(str(error).strip(), hint=login_hints.for_source(error))), err=True
+        )
         return 1
     except KeyboardInterrupt:
         return 130
@@ -352,7 +358,7 @@ def _init(arguments: argparse.Namespace) -> int:
     _check_admin(admin, "--admin")
     admin = admin or provisioning.admin_of(settings.source)
     if arguments.run:
-        _provision(settings, admin)
+        _provision(settings, admin, "--admin")
         return 0
     for line in provisioning.script(settings, admin):
         _say(line)
@@ -366,7 +372,7 @@ def _start(arguments: argparse.Namespace) -> int:
     keep_one_thread()
     if arguments.setup:
         _check_admin(arguments.setup, "--setup")
-        _provision(settings, arguments.setup)
+        _provision(settings, arguments.setup, "--setup")
     from headrace.server import doctor, reports
 
     # Report everything that is missing before anything is created.
@@ -383,7 +389,7 @@ def _start(arguments: argparse.Namespace) -> int:
         return server.run(settings, fork_server, lambda: settings_of(arguments))
 
 
-def _provision(settings: Settings, admin: str) -> None:
+def _provision(settings: Settings, admin: str, flag: str) -> None:
     """Prepare the source with the rights of a superuser; see ``provisioning``."""
     from headrace.server import provisioning
 
@@ -394,7 +400,7 @@ def _provision(settings: Settings, admin: str) -> None:
         return sys.stdin.readline() != ""
 
     _say(f"setting up {redact(settings.source)}:")
-    provisioning.provision(settings, admin, _say, confirm)
+    provisioning.provision(settings, admin, flag, _say, confirm)
 
 
 def _check_admin(admin: str | None, flag: str) -> None:

@@ -21,12 +21,13 @@ from psycopg import sql
 
 from headrace import clock
 from headrace.config import ENV_SETTINGS, Settings, address
+from headrace.counting import counted, noun, shortened
 from headrace.errors import HeadraceError, PrerequisiteError
-from headrace.postgres import connect, decoding_standby
+from headrace.postgres import acting, connect, decoding_standby, pending
 from headrace.postgres import slot as setup
 from headrace.process import directory_lock, password_files, rpc, secret_files
 from headrace.redaction import redact
-from headrace.server import provisioning, standby_check, traces
+from headrace.server import login_hints, provisioning, source_rights, standby_check, traces
 from headrace.sql import install, views
 from headrace.state import formats
 
@@ -36,7 +37,18 @@ _DISK_BYTES_MIN: Final = 1 << 30
 _SKEW_S_MAX: Final = 5.0
 _SPARK_S: Final = 90.0
 _ANSWER: Final = msgspec.json.Decoder(dict[str, str | None])
-_UNREADABLE_SHOWN: Final = 3
+_TABLES: Final = f"""
+SELECT pg_catalog.format('%I.%I', n.nspname, c.relname),
+       pg_catalog.has_table_privilege(c.oid, 'SELECT')
+         AND pg_catalog.has_schema_privilege(n.oid, 'USAGE'),
+       pg_catalog.pg_has_role(c.relowner, 'USAGE'), {acting.SUPERUSER}
+  FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+  JOIN pg_catalog.pg_roles o ON o.oid = c.relowner
+ WHERE c.relkind IN ('r', 'p') AND c.relpersistence = 'p'
+   AND n.nspname NOT IN ('pg_catalog', 'information_schema', 'headrace') ORDER BY 1
+"""  # noqa: S608  a constant
+_GRANTS_MAX: Final = 12
+"""Number of statements to show in one line."""
 _COPIED: Final = 'This database has views, so it is probably a copy of "{}".'
 
 
@@ -73,7 +85,7 @@ def look(settings: Settings) -> list[Finding]:
     try:
         conn = connect.connect(settings.source, name="headrace check")
     except HeadraceError as error:
-        return [*out, Finding("source", redact(settings.source), error)]
+        return [*out, Finding("source", redact(settings.source), login_hints.with_hint(error))]
     with conn:
         out.append(Finding("source", redact(settings.source)))
         out += _database(conn, settings)
@@ -215,7 +227,7 @@ def _database(conn: Connection, settings: Settings) -> Iterator[Finding]:
     well = f"{shown}, wal_level logical, a slot free, replication allowed"
     yield from _each("server", well, setup.preflight(conn, settings))
     yield _login(conn, settings)
-    yield _create(conn)
+    yield from _rights(conn, settings)
     yield from _each(
         "schema headrace", "of the engine's role, or does not exist yet", install.hindrances(conn)
     )
@@ -228,6 +240,7 @@ def _database(conn: Connection, settings: Settings) -> Iterator[Finding]:
     yield _senders(conn)
     yield _tables(conn)
     yield _callers(conn)
+    yield from _rights_of_callers(conn)
     yield _clock(conn)
 
 
@@ -255,23 +268,25 @@ def _login(conn: Connection, settings: Settings) -> Finding:
     )
 
 
-def _create(conn: Connection) -> Finding:
-    row = conn.execute(
-        "SELECT has_database_privilege(current_database(), 'CREATE'), current_user,"
-        " quote_ident(current_database()), quote_ident(current_user)"
-    ).fetchone()
-    assert row is not None, "a SELECT without FROM has one row"
-    may, user, database, quoted = row
-    if may:
-        return Finding("rights", f'role "{user}" may create in the database')
-    return Finding(
-        "rights",
-        problem=PrerequisiteError(
-            f'role "{user}" may not create in the database',
-            hint=f"GRANT CREATE ON DATABASE {database} TO {quoted};",
-            sqlstate="42501",
-        ),
-    )
+def _rights(conn: Connection, settings: Settings) -> Iterator[Finding]:
+    """Report rights of Headrace's role and the evaluating role that PUBLIC may have had."""
+    user = conn.info.user
+    lacking = source_rights.of_engine(conn, user)
+    if not lacking:
+        yield Finding("rights", f'role "{user}" may create in the database')
+    needed = "CREATE" if views.installed(conn) else "USAGE"
+    for right in lacking:
+        hint = f"{right.grant.as_string(conn)};"
+        lacks = f'role "{user}" lacks {right.shown}'
+        if {"CREATE", needed} & set(right.rights):
+            problem = PrerequisiteError(lacks, hint=hint, sqlstate="42501")
+            yield Finding("rights", problem=problem)
+        else:
+            # The schema is there, so the server starts; but some calls fail.
+            yield Finding("rights", lacks, warning=hint)
+    for right in source_rights.of_evaluators(conn, provisioning.evaluator_of(settings)):
+        warning = f"Functions of users cannot be evaluated: {right.grant.as_string(conn)};"
+        yield Finding("evaluator", f'role "{right.role}" lacks {right.shown}', warning=warning)
 
 
 def _slot(conn: Connection, settings: Settings) -> Finding:
@@ -326,52 +341,72 @@ def _senders(conn: Connection) -> Finding:
         found,
         PrerequisiteError(
             "two free walsenders are needed: one for the stream, one for populations",
-            hint=f"ALTER SYSTEM SET max_wal_senders = {used + 4}; and restart Postgres.",
+            hint=pending.remedy(conn, "max_wal_senders", used + 4, pending.at_least(used + 2)),
             sqlstate="53300",
         ),
     )
 
 
 def _tables(conn: Connection) -> Finding:
-    rows = conn.execute(
-        "SELECT format('%I.%I', n.nspname, c.relname), has_table_privilege(c.oid, 'SELECT')"
-        "       AND has_schema_privilege(n.oid, 'USAGE'),"
-        "       pg_has_role(c.relowner, 'USAGE')"
-        "  FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace"
-        " WHERE c.relkind IN ('r', 'p') AND c.relpersistence = 'p'"
-        "   AND n.nspname NOT IN ('pg_catalog', 'information_schema', 'headrace')"
-        " ORDER BY 1"
-    ).fetchall()
-    lacking = [name for name, readable, owned in rows if not (readable and owned)]
+    rows = conn.execute(_TABLES).fetchall()
+    lacking = [row for row in rows if not (row[1] and row[2])]
     found = f"views can read {len(rows) - len(lacking)} of {len(rows)}"
     if not lacking:
         return Finding("tables", found)
-    shown = ", ".join(lacking[:_UNREADABLE_SHOWN])
-    more = (
-        f" and {len(lacking) - _UNREADABLE_SHOWN} more" if len(lacking) > _UNREADABLE_SHOWN else ""
-    )
-    return Finding(
-        "tables",
-        found,
-        warning=f"Views cannot read {shown}{more}: the engine's role must own a table to publish it, be"
-        f" a member of its owner (GRANT owner TO that role), or be a superuser.",
-    )
+    ordinary, powerful = ([row[0] for row in lacking if row[3] == kind] for kind in (False, True))
+    warnings = []
+    if ordinary:
+        warnings.append(
+            f"Views cannot read {shortened(ordinary)}: the engine's role must own a table to publish"
+            " it, or be a member of its owner (GRANT owner TO that role)."
+        )
+    if powerful:
+        warnings.append(
+            f"Views cannot read {shortened(powerful)}, which {noun(len(powerful), 'belongs', 'belong')}"
+            f" to a superuser. {acting.OWN_SUPERUSER}"
+        )
+    return Finding("tables", found, warning=" ".join(warnings))
 
 
 def _callers(conn: Connection) -> Finding:
     """Warn about roles that the engine may not act for, with the statement that changes it."""
     engine = conn.info.user
     lacking = provisioning.not_acted_for(conn, engine)
-    if not lacking:
-        return Finding("callers", "every role that may log in can create views")
-    shown = ", ".join(sql.Identifier(role).as_string(conn) for role in lacking[:_UNREADABLE_SHOWN])
-    left = len(lacking) - _UNREADABLE_SHOWN
-    more = f" and {left} more" if left > 0 else ""
+    superusers, replication, ordinary = (
+        [sql.Identifier(role).as_string(conn) for role in roles]
+        for roles in (lacking.superusers, lacking.replication, lacking.ordinary)
+    )
+    # No remedy: a superuser may connect as another role, and replication needs no views.
+    others = []
+    if superusers:
+        others.append(f"superusers ({shortened(superusers)})")
+    if replication:
+        others.append(f"roles for replication ({shortened(replication)})")
+    if not ordinary:
+        found = "every role that may log in can create views"
+        return Finding("callers", f"{found}{', except ' if others else ''}{' and '.join(others)}")
+    found = f"{counted(len(ordinary), 'role')} cannot create views"
     return Finding(
         "callers",
-        f"{len(lacking)} roles cannot create views",
-        warning=f"Headrace may not act for {shown}{more}. For those that should create views:"
+        f"{found}{', nor can ' if others else ''}{' and '.join(others)}",
+        warning=f"Headrace may not act for {shortened(ordinary)}. For those that should create views:"
         f" GRANT role TO {sql.Identifier(engine).as_string(conn)};",
+    )
+
+
+def _rights_of_callers(conn: Connection) -> Iterator[Finding]:
+    """Warn about roles that Headrace may act for, but that lack rights to call it."""
+    lacking = source_rights.of_callers(conn, conn.info.user)
+    if not lacking:
+        return
+    roles = dict.fromkeys(right.role for right in lacking)
+    shown = (f'role "{right.role}" lacks {right.shown}' for right in lacking)
+    grants = " ".join(f"{right.grant.as_string(conn)};" for right in lacking)
+    run = f"Run: {grants}" if len(lacking) <= _GRANTS_MAX else "headrace init --run grants them."
+    yield Finding(
+        "rights of callers",
+        f"{counted(len(roles), 'role')} cannot create views",
+        warning=f"{shortened([*shown])}. {run}",
     )
 
 

@@ -139,11 +139,11 @@ class Observer:
     async def _look(self) -> None:
         looked = 0.0
         while True:
-            works = self._fillings()
+            works: list[Holding] = []
             found = self._stored  # stays as stored if the worker does not answer
             with contextlib.suppress(HeadraceError, OSError, TimeoutError):
                 told = await self._call("held")
-                works += [Holding(**row) for row in told["works"]]
+                works = [Holding(**row) for row in told["works"]]
                 found = (
                     [Behind(**row) for row in told["behind"]],
                     [PublishedCursor(**row) for row in told["cursors"]],
@@ -151,7 +151,7 @@ class Observer:
             now = clock.monotonic()
             due = self._sources and now - looked > _SOURCES_S
             # A view that stays behind for days is stored once.
-            if works or self._works or due or found != self._stored:
+            if works or self._fillings() or self._works or due or found != self._stored:
                 looked = now
                 await self._writing(partial(self._put, works, found or ([], [])))
             await asyncio.sleep(_LOOK_S)
@@ -159,6 +159,8 @@ class Observer:
     async def _put(self, works: list[Holding], found: Held, conn: held.AsyncConnection) -> None:
         self._stored = None  # unknown if the write fails
         self._works = True
+        # Taken now, because their ages are stored as times: connecting may have taken long.
+        works = [*works, *self._fillings()]
         self._sources = await held.put(conn, works, *found)
         self._works = bool(works)
         self._stored = found

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from headrace import clock
+from headrace.counting import counted
 
 INTERVAL_S: Final = 0.5
 
@@ -41,8 +42,8 @@ def describe(view: str, progress: dict[str, Any]) -> str:
         return f"{_PHASES.get(phase, 'populating')} {_shown(view)}"
     rows, total, percent, left = _counts(progress)
     verb = "writing" if phase == "writing" else "populating"
-    text = f"{verb} {_shown(view)}: {rows}"
-    text += f" of {total} rows" if total else " rows"
+    done = f"{rows} of {counted(total, 'row')}" if total else counted(rows, "row")
+    text = f"{verb} {_shown(view)}: {done}"
     if percent is not None:
         text += f" ({percent:.0f} %)"
     if left is not None:
@@ -63,8 +64,8 @@ def short(progress: dict[str, Any]) -> str:
     rows, total, percent, left = _counts(progress)
     verb = "written" if phase == "writing" else "read"
     if total is None:
-        return f"{rows} rows {verb}"
-    text = f"{rows} of about {total} rows {verb} ({percent:.0f} %)"
+        return f"{counted(rows, 'row')} {verb}"
+    text = f"{rows} of about {counted(total, 'row')} {verb} ({percent:.0f} %)"
     return text if left is None else f"{text}, about {_duration(left)} left"
 
 
@@ -80,7 +81,7 @@ def _counts(progress: dict[str, Any]) -> tuple[int, int | None, float | None, fl
 
 def ready(rows: int, seconds: float) -> str:
     """Return the last line about a view that was created."""
-    return f"ready: {rows} {'row' if rows == 1 else 'rows'} in {seconds:.1f} s"
+    return f"ready: {counted(rows, 'row')} in {seconds:.1f} s"
 
 
 def has_counts(progress: dict[str, Any]) -> bool:

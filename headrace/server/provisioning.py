@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from textwrap import wrap
 from typing import Any, Final
 
@@ -19,8 +19,11 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from headrace import clock
 from headrace.config import Settings
-from headrace.errors import PrerequisiteError, TransientError, UserError
-from headrace.postgres import connect
+from headrace.counting import counted, noun, shortened
+from headrace.errors import HeadraceError, PrerequisiteError, TransientError, UserError
+from headrace.postgres import acting, connect, pending
+from headrace.server import login_hints, source_rights
+from headrace.server.source_rights import LackingRight
 from headrace.sql import install
 
 Connection = psycopg.Connection[Any]
@@ -29,6 +32,8 @@ Confirm = Callable[[str], bool]
 """Asks the user to do something; returns whether that was confirmed."""
 
 _SLOTS_FREE: Final = 4
+_SLOTS_NEEDED: Final = 2
+"""One for the stream, one for populations."""
 _RESTART_S: Final = 120.0
 _POLL_S: Final = 0.2
 _COMMENT_COLUMNS: Final = 96
@@ -40,38 +45,30 @@ _ROLE: Final = """
 SELECT rolcanlogin, rolreplication, rolsuper, rolcreaterole
   FROM pg_catalog.pg_roles WHERE rolname = %s
 """
-_OWNERS: Final = """
-SELECT o.rolname, o.rolsuper, count(*)
-  FROM pg_catalog.pg_class c
-  JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
-  JOIN pg_catalog.pg_roles o ON o.oid = c.relowner
- WHERE c.relkind IN ('r', 'p') AND c.relpersistence = 'p'
-   AND n.nspname NOT IN ('pg_catalog', 'information_schema', 'headrace')
-   AND n.nspname !~ '^pg_' AND o.rolname <> %(engine)s
+_OWNERS: Final = f"""
+SELECT o.rolname, {acting.SUPERUSER} AS powerful, count(*) {source_rights.OWNERS}
    AND NOT coalesce((SELECT pg_catalog.pg_has_role(r.oid, o.oid, 'USAGE')
                        FROM pg_catalog.pg_roles r WHERE r.rolname = %(engine)s), false)
- GROUP BY o.rolname, o.rolsuper ORDER BY o.rolname
-"""
+ GROUP BY o.oid, o.rolname ORDER BY o.rolname
+"""  # noqa: S608  a constant
 """Owners of tables, of which the engine's role is not a member."""
-_CALLERS: Final = """
-SELECT o.rolname FROM pg_catalog.pg_roles o
- WHERE o.rolcanlogin AND NOT o.rolsuper AND NOT o.rolreplication AND o.rolname <> %(engine)s
-   AND o.rolname !~ '^(pg_|headrace_eval)'
+_CALLERS: Final = f"""
+SELECT o.rolname, {acting.SUPERUSER}, o.rolreplication FROM pg_catalog.pg_roles o
+ WHERE o.rolcanlogin AND o.rolname <> %(engine)s AND o.rolname !~ '^(pg_|headrace_eval)'
    AND NOT coalesce((SELECT pg_catalog.pg_has_role(r.oid, o.oid, 'USAGE')
                        FROM pg_catalog.pg_roles r WHERE r.rolname = %(engine)s), false)
    AND pg_catalog.has_database_privilege(o.oid, pg_catalog.current_database(), 'CONNECT')
  ORDER BY o.rolname
+"""  # noqa: S608  a constant
+"""Roles that may log in here, of which the engine's role is not a member.
+
+Whether the role is a superuser in effect, and whether it is made for replication.
 """
-"""Roles that may log in here, of which the engine's role is not a member."""
 _LIMITS: Final = """
 SELECT current_setting('wal_level'), current_setting('max_replication_slots')::int,
        current_setting('max_wal_senders')::int,
        (SELECT count(*) FROM pg_catalog.pg_replication_slots),
        (SELECT count(*) FROM pg_catalog.pg_stat_activity WHERE backend_type = 'walsender')
-"""
-_PENDING: Final = """
-SELECT count(*) FROM pg_catalog.pg_settings
- WHERE pending_restart AND name IN ('wal_level', 'max_replication_slots', 'max_wal_senders')
 """
 _TRUSTED: Final = """
 SELECT line_number FROM pg_catalog.pg_hba_file_rules
@@ -102,14 +99,14 @@ def script(settings: Settings, admin: str) -> list[str]:
         UserError: 22023, ``admin`` leads to another database than the source.
         TransientError: the server cannot be reached.
     """
-    with connect.connect(admin, name="headrace init", otherwise=UserError) as conn:
+    with _connected(admin, "--admin") as conn:
         _check_database(conn, settings)
         steps = _steps(conn, settings)
         head = (
             f"Prepares database {conn.info.dbname} for Headrace. Run it as a superuser, for"
-            " example: headrace init … | psql …"
+            " example:"
         )
-        out = [*_comment(head)]
+        out = [*_comment(head), "--   headrace init … | psql …"]
         for number, step in enumerate(steps):
             if number == 0 or step.about != steps[number - 1].about:
                 out += ["", *_comment(step.about)]
@@ -124,17 +121,18 @@ def script(settings: Settings, admin: str) -> list[str]:
     return [*out, "", *_comment("Then run headrace check, and headrace start.")]
 
 
-def provision(settings: Settings, admin: str, say: Say, confirm: Confirm) -> None:
+def provision(settings: Settings, admin: str, flag: str, say: Say, confirm: Confirm) -> None:
     """Run what is missing on the source over the connection string ``admin`` of a superuser.
 
-    ``say`` gets each statement.  ``confirm`` asks for a restart of Postgres.
+    ``flag`` is the option of that string.  ``say`` gets each statement.  ``confirm`` asks for a
+    restart of Postgres.
 
     Raises:
         UserError: 42501, ``admin`` is no superuser; 22023, it leads to another database.
         PrerequisiteError: Postgres has not been restarted.
         TransientError: the server cannot be reached.
     """
-    with connect.connect(admin, name="headrace init", otherwise=UserError) as conn:
+    with _connected(admin, flag) as conn:
         _check_superuser(conn)
         _check_database(conn, settings)
         steps = _steps(conn, settings)
@@ -148,8 +146,20 @@ def provision(settings: Settings, admin: str, say: Say, confirm: Confirm) -> Non
             say(f"  {line}")
         if _needs_evaluator(conn, settings):
             install.ensure_eval_role(conn, settings.data_dir, settings.source)
+            for lacking in source_rights.of_evaluators(conn, None):
+                conn.execute(lacking.grant)
+                say(f"  {lacking.grant.as_string(conn)};")
     if any(step.restart for step in steps):
         _await_restart(admin, confirm)
+
+
+def _connected(admin: str, flag: str) -> Connection:
+    try:
+        return connect.connect(admin, name="headrace init", otherwise=UserError)
+    except HeadraceError as error:
+        cause = error.__cause__
+        assert isinstance(cause, psycopg.Error), "the connection failed"
+        raise error.again(hint=error.hint or login_hints.for_admin(cause, flag)) from cause
 
 
 def admin_of(source: str) -> str:
@@ -190,6 +200,7 @@ def _steps(conn: Connection, settings: Settings) -> list[SetupStep]:
         *_limits(conn),
         *_role(conn, settings, name),
         *_memberships(conn, name),
+        *_hardened(conn, settings, name),
         *_evaluator(conn, settings),
         *_trust(conn, settings),
     ]
@@ -201,19 +212,31 @@ def _limits(conn: Connection) -> Iterator[SetupStep]:
     assert row is not None, "a SELECT without FROM has one row"
     level, slots_max, senders_max, slots, senders = row
     wanted = {
-        "wal_level": "logical" if level != "logical" else None,
-        "max_replication_slots": slots + _SLOTS_FREE if slots_max < slots + 2 else None,
-        "max_wal_senders": senders + _SLOTS_FREE if senders_max < senders + 2 else None,
+        "wal_level": (level == "logical", "logical", pending.is_logical),
+        "max_replication_slots": (
+            slots_max >= slots + _SLOTS_NEEDED,
+            slots + _SLOTS_FREE,
+            pending.at_least(slots + _SLOTS_NEEDED),
+        ),
+        "max_wal_senders": (
+            senders_max >= senders + _SLOTS_NEEDED,
+            senders + _SLOTS_FREE,
+            pending.at_least(senders + _SLOTS_NEEDED),
+        ),
     }
-    for name, value in wanted.items():
-        if value is not None:
-            text = sql.SQL("ALTER SYSTEM SET {} = {}").format(sql.SQL(name), sql.Literal(value))
-            yield SetupStep(
-                "Headrace follows changes by logical replication.",
-                text,
-                text.as_string(conn),
-                restart=True,
-            )
+    for name, (well, value, suffices) in wanted.items():
+        if well:
+            continue
+        if pending.is_pending(conn, name, suffices):
+            yield SetupStep(f"The new value of {name} takes effect after a restart.", restart=True)
+            continue
+        text = sql.SQL("ALTER SYSTEM SET {} = {}").format(sql.SQL(name), sql.Literal(value))
+        yield SetupStep(
+            "Headrace follows changes by logical replication.",
+            text,
+            text.as_string(conn),
+            restart=True,
+        )
 
 
 def _role(conn: Connection, settings: Settings, name: str) -> Iterator[SetupStep]:
@@ -235,11 +258,11 @@ def _role(conn: Connection, settings: Settings, name: str) -> Iterator[SetupStep
     elif not found[2] and not (found[0] and found[1]):
         text = sql.SQL("ALTER ROLE {} LOGIN REPLICATION").format(role)
         yield SetupStep(about, text, text.as_string(conn))
-    may = "SELECT pg_catalog.has_database_privilege(%s, current_database(), 'CREATE')"
-    if found is None or conn.execute(may, (name,)).fetchone() != (True,):
-        grant = sql.SQL("GRANT CONNECT, CREATE ON DATABASE {} TO {}")
-        text = grant.format(sql.Identifier(conn.info.dbname), role)
-        yield SetupStep(about, text, text.as_string(conn))
+    for lacking in source_rights.of_engine(conn, name):
+        # Also what PUBLIC has today, so that revoking that does no harm.
+        database = lacking.kind == "DATABASE"
+        rights = source_rights.ENGINE if database else lacking.rights
+        yield _given(conn, replace(lacking, rights=rights), about)
 
 
 def _verifier(conn: Connection, name: str, password: Any) -> str:
@@ -254,38 +277,82 @@ def _memberships(conn: Connection, name: str) -> Iterator[SetupStep]:
     for owner, powerful, tables in conn.execute(_OWNERS, engine).fetchall():
         if powerful:
             # A member could become superuser.
-            count = "1 table" if tables == 1 else f"{tables} tables"
             yield SetupStep(
-                f'Views cannot read {count} of superuser "{owner}", unless another role owns them:'
-                " ALTER TABLE … OWNER TO …"
+                f'Views cannot read {counted(tables, "table")} of superuser "{owner}", unless another'
+                " role owns them: ALTER TABLE … OWNER TO …"
             )
         else:
             owners.append(owner)
             yield _granted(
                 conn, owner, name, "Only the owner of a table may publish it, and so its members."
             )
-    callers = [caller for caller in not_acted_for(conn, name) if caller not in owners]
+    callers = not_acted_for(conn, name)
     about = (
         "Headrace plans and reads with the rights of the role that calls create_view, so it must be"
-        " a member of each such role that is not a superuser. Uncomment these roles."
+        " a member of each such role. Uncomment these roles."
     )
-    for caller in callers[:_CALLERS_MAX]:
+    for caller in [caller for caller in callers.ordinary if caller not in owners][:_CALLERS_MAX]:
         yield _granted(conn, caller, name, about, optional=True)
+        for lacking in source_rights.of_caller(conn, caller):
+            yield _given(conn, lacking, about, optional=True)
+    if callers.superusers:
+        shown = shortened([f'"{role}"' for role in callers.superusers])
+        yield SetupStep(
+            f'A superuser cannot create views ({shown}): as its member, role "{name}" would be a'
+            " superuser in effect. Instead connect as an ordinary role that owns the tables or may"
+            " read them, or SET ROLE to it."
+        )
 
 
-def not_acted_for(conn: Connection, engine: str) -> list[str]:
-    """Return the roles that may log in, but not call ``create_view``.
+@dataclass(frozen=True, slots=True)
+class NotActedFor:
+    """Roles that may log in, but not call ``create_view``: Headrace's role is no member of them."""
 
-    Role ``engine`` is not a member of them.
-    """
-    return [str(row[0]) for row in conn.execute(_CALLERS, {"engine": engine}).fetchall()]
+    ordinary: tuple[str, ...]
+    """Headrace's role may become a member of these."""
+    superusers: tuple[str, ...]
+    """Superusers and members of superusers: as a member of one, Headrace would be a superuser."""
+    replication: tuple[str, ...]
+    """Roles with REPLICATION, which usually belong to standbys and backups."""
+
+
+def not_acted_for(conn: Connection, engine: str) -> NotActedFor:
+    """Return the roles that may log in here, and for which role ``engine`` may not act."""
+    found = conn.execute(_CALLERS, {"engine": engine}).fetchall()
+    rows = [(str(name), *kind) for name, *kind in found]
+    return NotActedFor(
+        tuple(name for name, powerful, replicates in rows if not (powerful or replicates)),
+        tuple(name for name, powerful, _ in rows if powerful),
+        tuple(name for name, powerful, replicates in rows if replicates and not powerful),
+    )
 
 
 def _granted(
     conn: Connection, role: str, to: str, about: str, *, optional: bool = False
 ) -> SetupStep:
-    grant = sql.SQL("GRANT {} TO {}").format(sql.Identifier(role), sql.Identifier(to))
+    grant = acting.membership(role, to)
     return SetupStep(about, grant, grant.as_string(conn), optional=optional)
+
+
+def _given(
+    conn: Connection, lacking: LackingRight, about: str, *, optional: bool = False
+) -> SetupStep:
+    return SetupStep(about, lacking.grant, lacking.grant.as_string(conn), optional=optional)
+
+
+def _hardened(conn: Connection, settings: Settings, name: str) -> Iterator[SetupStep]:
+    """Yield grants of rights that were revoked from PUBLIC, to callers and evaluators."""
+    about = "Rights that create_view needs of its callers, and that PUBLIC has not on this server."
+    for lacking in source_rights.of_callers(conn, name):
+        yield _given(conn, lacking, about)
+    about = "The role that evaluates functions of users must be able to connect."
+    for lacking in source_rights.of_evaluators(conn, evaluator_of(settings)):
+        yield _given(conn, lacking, about)
+
+
+def evaluator_of(settings: Settings) -> str | None:
+    """Return the role in setting ``eval_dsn``; None: Headrace's default."""
+    return conninfo_to_dict(settings.eval_dsn).get("user") if settings.eval_dsn else None  # type: ignore[return-value]
 
 
 def _needs_evaluator(conn: Connection, settings: Settings) -> bool:
@@ -304,14 +371,14 @@ def _evaluator(conn: Connection, settings: Settings) -> Iterator[SetupStep]:
     text = sql.SQL("CREATE ROLE {} LOGIN NOINHERIT CONNECTION LIMIT 64").format(
         sql.Identifier(install.EVAL_ROLE)
     )
-    yield SetupStep(
+    about = (
         "Only for views that call functions of users: a role without rights evaluates them. Set its"
         f" password (in psql: \\password {install.EVAL_ROLE}), and HEADRACE_EVAL_DSN to"
-        f' "{dsn} password=…". headrace init --run does this by itself, in the data directory.',
-        text,
-        text.as_string(conn),
-        optional=True,
+        f' "{dsn} password=…". headrace init --run does this by itself, in the data directory.'
     )
+    yield SetupStep(about, text, text.as_string(conn), optional=True)
+    for lacking in source_rights.of_evaluator(conn, install.EVAL_ROLE):
+        yield _given(conn, lacking, about, optional=True)
 
 
 def _trust(conn: Connection, settings: Settings) -> Iterator[SetupStep]:
@@ -325,9 +392,9 @@ def _trust(conn: Connection, settings: Settings) -> Iterator[SetupStep]:
     except psycopg.errors.InsufficientPrivilege:
         return
     if rows:
-        lines = ", ".join(str(row[0]) for row in rows)
+        lines = f"{noun(len(rows), 'line')} {', '.join(str(row[0]) for row in rows)}"
         yield SetupStep(
-            f"pg_hba.conf lets clients in without a password (trust, line {lines}). Headrace's port"
+            f"pg_hba.conf lets clients in without a password (trust, {lines}). Headrace's port"
             " refuses clients that it cannot identify: write scram-sha-256 there, or set"
             " HEADRACE_ALLOW_TRUST=true if everybody who reaches the port may be any role."
         )
@@ -360,7 +427,7 @@ def _await_restart(admin: str, confirm: Confirm) -> None:
     while clock.monotonic() < until:
         try:
             with connect.connect(admin, name="headrace init") as conn:
-                if conn.execute(_PENDING).fetchone() == (0,):
+                if not any(step.restart for step in _limits(conn)):
                     return
         except (TransientError, psycopg.Error):
             pass

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -11,6 +11,7 @@ import psycopg
 from psycopg.rows import dict_row
 
 from headrace.config import Settings
+from headrace.counting import counted
 from headrace.errors import HeadraceError
 from headrace.postgres import connect
 from headrace.redaction import redact
@@ -21,6 +22,7 @@ Say = Callable[[str], None]
 _FACTS: Final = "SELECT fact, value, ok, hint FROM headrace.status()"
 _VIEWS: Final = "SELECT * FROM headrace.list_views() ORDER BY name"
 _FAILED: Final = ("error", "sink_error")
+_NOT_WORKING: Final = ("stopped", "starting", "error")
 _MARKS: Final = {None: " ", True: "✓", False: "✗"}
 _SHOWN: Final = ("name", "status", "rows", "lag_ms", "held_by", "message")
 """Columns of ``views`` that are shown to people; the last one may be long."""
@@ -43,7 +45,7 @@ def check(findings: Sequence[Finding], settings: Settings, say: Say, *, as_json:
 
 def count(problems: int) -> str:
     """Return how many problems there are, in words."""
-    return f"{problems} problem{'s' if problems > 1 else ''} to fix"
+    return f"{counted(problems, 'problem')} to fix"
 
 
 def _of_finding(finding: Finding) -> dict[str, Any]:
@@ -89,7 +91,8 @@ def views(settings: Settings, say: Say, *, as_json: bool) -> int:
     if as_json:
         say(_json({"source": redact(settings.source), "views": found}))
     else:
-        for line in aligned([_SHOWN, *([cell(view[name]) for name in _SHOWN] for view in found)]):
+        shown = [view | {"lag_ms": lag(view)} for view in found]
+        for line in aligned([_SHOWN, *([cell(view[name]) for name in _SHOWN] for view in shown)]):
             say(line)
     return 1 if any(view["status"] in _FAILED for view in found) else 0
 
@@ -128,6 +131,19 @@ def aligned(table: Sequence[Sequence[str]], numbers: Collection[int] = ()) -> li
         ]
         lines.append("  ".join(cells).rstrip())
     return lines
+
+
+def lag(view: Mapping[str, Any]) -> str:
+    """Return the lag of a view in milliseconds, as text.
+
+    While a view does not work, it is not known when the first change came that it lacks: the number
+    says how old its contents may be at most.  0: nothing was written since.
+    """
+    lag_ms = view["lag_ms"]
+    if lag_ms is None:
+        return "unknown"
+    bound = view["status"] in _NOT_WORKING and lag_ms > 0
+    return f"≤ {lag_ms}" if bound else str(lag_ms)
 
 
 def cell(value: object) -> str:

@@ -27,6 +27,7 @@ import structlog
 
 from headrace import clock, errors
 from headrace.config import Settings
+from headrace.counting import counted
 from headrace.postgres.connect import async_dicts
 from headrace.process import tasks
 from headrace.server import unasked
@@ -207,7 +208,7 @@ class Resumer:
     async def _give_up(self, conn: AsyncConnection, row: StoppedView, tries: Tries) -> None:
         """Report that no more tries are made."""
         _log.warning("view is left stopped", view=row.name, tries=tries.spent)
-        many = f"{tries.spent} tries within {WINDOW_S / 60:.0f} minutes did not help."
+        many = f"{counted(tries.spent, 'try', 'tries')} within {WINDOW_S / 60:.0f} minutes did not help."
         told = " ".join(filter(None, (row.tried, _OVER + many)))
         await states.record_attempt(conn, row, told)
 

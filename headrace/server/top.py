@@ -12,6 +12,7 @@ import psycopg
 
 from headrace import clock
 from headrace.config import Settings
+from headrace.counting import counted
 from headrace.redaction import redact
 from headrace.server import reports
 
@@ -73,12 +74,14 @@ def page(source: str, views: Sequence[dict[str, Any]]) -> str:
     held = sum(view["held_by"] is not None for view in views)
     rows_per_s = sum(view["rows_per_s"] or 0 for view in views)
     lag_ms = max((view["lag_ms"] or 0 for view in views), default=0)
+    unknown = sum(view["lag_ms"] is None for view in views)
     lines = [
-        f"{source}: {len(views)} views, {held} not up to date, largest lag {lag_ms} ms,"
-        f" {rows_per_s:.0f} rows/s written",
+        f"{source}: {counted(len(views), 'view')}, {held} not up to date, largest lag {lag_ms} ms"
+        f"{f' ({unknown} unknown)' if unknown else ''}, {rows_per_s:.0f} rows/s written",
         "",
     ]
-    table = [_HEADING, *([_cell(value) for value in view.values()] for view in views)]
+    shown = [{**view, "lag_ms": reports.lag(view)} for view in views]
+    table = [_HEADING, *([_cell(value) for value in view.values()] for view in shown)]
     lines += reports.aligned(table, _NUMBERS)
     room = max(height - 1, 4)
     if len(lines) > room:

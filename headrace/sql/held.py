@@ -47,7 +47,8 @@ SELECT w.view_id, w.kind, w.what, w.since, w.lsn FROM wanted w
  UNION ALL SELECT a.view_id, a.kind, a.what, clock_timestamp(), NULL FROM away a
     ON CONFLICT (view_id, kind) DO UPDATE SET what = EXCLUDED.what, since = EXCLUDED.since, lsn = EXCLUDED.lsn
  WHERE h.what <> EXCLUDED.what OR h.lsn IS DISTINCT FROM EXCLUDED.lsn
-    OR h.kind = 'work' AND abs(extract(epoch FROM EXCLUDED.since - h.since)) > 3"""
+    OR h.kind IN ('work', 'population') AND abs(extract(epoch FROM EXCLUDED.since - h.since))
+       > CASE WHEN h.kind = 'work' THEN 3 ELSE 0.1 END"""
 _SOURCES: Final = """
 SELECT string_agg(format('%s %s', name, state), ', ' ORDER BY name), bool_and(state IN ('running', 'starting'))
   FROM headrace.origins"""

@@ -456,6 +456,7 @@ def _eval_dsn(
     name = sql.Identifier(role)
     if not found:
         conn.execute(sql.SQL("CREATE ROLE {} LOGIN NOINHERIT CONNECTION LIMIT 64").format(name))
+        _let_connect(conn, name)
         # The comment names our database, so that another one's uninstall leaves the role alone.
         conn.execute(
             sql.SQL("COMMENT ON ROLE {} IS {}").format(
@@ -471,6 +472,20 @@ def _eval_dsn(
         conn.execute(sql.SQL("ALTER ROLE {} PASSWORD {}").format(name, sql.Literal(verifier)))
         _write_secret(secret, password)
     return make_conninfo(source, user=role, password=password)
+
+
+def _let_connect(conn: Connection, role: sql.Identifier) -> None:
+    """Grant CONNECT on this database, if PUBLIC has it not and we may."""
+    row = conn.execute(
+        "SELECT pg_catalog.has_database_privilege('public', current_database(), 'CONNECT'),"
+        " pg_catalog.has_database_privilege(current_database(), 'CONNECT WITH GRANT OPTION'),"
+        " current_database()"
+    ).fetchone()
+    assert row is not None, "a SELECT without FROM has one row"
+    if row[1] and not row[0]:
+        conn.execute(
+            sql.SQL("GRANT CONNECT ON DATABASE {} TO {}").format(sql.Identifier(row[2]), role)
+        )
 
 
 def _is_ours(conn: Connection, role: str) -> bool:

@@ -14,6 +14,7 @@ from typing import Final
 
 from headrace.collections import plan as p
 from headrace.collections import subplans
+from headrace.counting import counted
 from headrace.errors import HeadraceError, PrerequisiteError, UnsupportedError
 from headrace.planner import Planned, PlanRequest
 from headrace.planner.physical.costs import ExpectedCosts
@@ -302,7 +303,7 @@ def _measured(context: JobContext, job: Job, view: ViewRow) -> Iterator[Row]:
             yield row(
                 "measured",
                 f"{each['node']}: {each['collection']}",
-                f"{rows_in} rows came in and {each['rows_out']} went out, of each that came in",
+                f"{counted(rows_in, 'row')} came in and {each['rows_out']} went out, of each that came in",
                 each["busy_us"] / rows_in,
                 "µs",
             )

@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from psycopg import sql
 
+from headrace.counting import counted
 from headrace.errors import UndefinedError, UnsupportedError, UserError
 from headrace.planner import Planned
 from headrace.population import names
@@ -50,7 +51,7 @@ def create_assertion(context: JobContext, job: Job, request: CreateAssertion) ->
     _check_whole(planned.view.planned)
     answer = AssertionCreation(context, job, planned, spec).run()
     rows = answer["rows"]
-    found = f"is violated by {rows} rows" if rows else "holds"
+    found = f"is violated by {counted(rows, 'row')}" if rows else "holds"
     answer["message"] = f'assertion "{answer["name"]}" {found}'
     return answer
 

@@ -8,6 +8,7 @@ from typing import Any, Final
 
 import structlog
 
+from headrace.counting import counted, noun
 from headrace.errors import HeadraceError, QueryCancelled, TransientError, UserError
 from headrace.planner.placement.balance import ViewLoad, balanced, emptied
 from headrace.population import placing
@@ -70,7 +71,8 @@ def drain_worker(context: JobContext, job: Job, request: DrainWorker) -> dict[st
     failed = [error for move in moves if (error := _leave(context, job, known, *move))]
     if failed:
         raise UserError(
-            f'worker "{request.name}" is not drained: {len(failed)} of {len(moves)} views stay',
+            f'worker "{request.name}" is not drained: {len(failed)} of'
+            f" {counted(len(moves), 'view')} {noun(len(failed), 'stays', 'stay')}",
             detail="; ".join(failed),
             hint="Resume or drop these, or see what holds them, and call it again.",
             sqlstate="55000",

@@ -15,6 +15,7 @@ from typing import Final
 
 import structlog
 
+from headrace.counting import counted
 from headrace.errors import Deadly
 from headrace.process.crash_markers import DeathRecord, Marks
 
@@ -48,7 +49,7 @@ class CrashLoopGuard:
         deaths = self._deaths.get(key, 0)
         if unasked and deaths >= DEATHS_MAX:
             raise Deadly(
-                f"the builder died {deaths} times while filling this view",
+                f"the builder died {counted(deaths, 'time')} while filling this view",
                 hint="It is not filled again until a user requests it.",
             )
         with self._marks.during(key, 0):

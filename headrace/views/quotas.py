@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 from headrace.config import Settings
+from headrace.counting import counted
 from headrace.errors import UserError
 from headrace.postgres import reuse
 from headrace.postgres.connect import Connection
@@ -26,7 +27,7 @@ def check_views(conn: Connection, settings: Settings, owner: str | None) -> None
     if count < most or is_exempt(conn, owner):
         return
     raise UserError(
-        f'role "{owner}" has {count} views and may have no more',
+        f'role "{owner}" has {counted(count, "view")} and may have no more',
         hint="Drop some, or have the setting views_per_role_max raised.",
         sqlstate="53400",
     )

@@ -21,6 +21,7 @@ import psycopg
 
 from headrace import clock
 from headrace.collections import plan
+from headrace.counting import counted, noun
 from headrace.errors import (
     HeadraceError,
     ResultTableChanged,
@@ -347,7 +348,9 @@ class Resync(Population):
         said = "its table was created again"
         if self._replaced is not None:
             removed, added = self._replaced.removed, self._replaced.added
-            said = f"{removed} rows were removed, {added} added"
+            said = (
+                f"{counted(removed, 'row')} {noun(removed, 'was', 'were')} removed, {added} added"
+            )
         if self._moves:
             said += f', and it belongs to role "{self._owner.name}" now'
         return f'view "{self._view.name}": {said}'

@@ -31,6 +31,7 @@ from psycopg import sql
 
 from headrace import clock
 from headrace.collections import plan
+from headrace.counting import counted, noun
 from headrace.errors import (
     PrivilegeError,
     TransientError,
@@ -452,8 +453,8 @@ class _Proof:
             notices.append(open_rows)
         if total[0] > len(rows):
             notices.append(
-                f"{len(rows)} of {total[0]} differing rows are shown: {total[1]} rows"
-                f" are too many in the table, {total[2]} are missing"
+                f"{len(rows)} of {total[0]} differing rows are shown: {counted(total[1], 'row')}"
+                f" too many in the table, {total[2]} missing"
             )
         return {"rows": [list(row) for row in rows], "notices": notices}
 
@@ -523,7 +524,7 @@ class _Proof:
             if named:
                 how.append(f"{words} {', '.join(named)}")
         return (
-            f"{count} rows differ only in an order that the query does not define; compared:"
+            f"{counted(count, 'row')} {noun(count, 'differs', 'differ')} only in an order that the query does not define; compared:"
             f" {' and '.join(how)}"
         )
 

@@ -25,6 +25,7 @@ import msgspec
 import pyarrow as pa
 
 from headrace import clock
+from headrace.counting import counted
 from headrace.errors import (
     HeadraceError,
     PrivilegeError,
@@ -462,7 +463,7 @@ def _notices(
     if not shown:
         return [f"no view reads table {table}"]
     rows = changed.rows.num_rows
-    return [f"the statement changes {rows} row{'' if rows == 1 else 's'} of table {table}"]
+    return [f"the statement changes {counted(rows, 'row')} of table {table}"]
 
 
 def _table(conn: Connection, view: ViewRow) -> str:

@@ -76,7 +76,7 @@ def test_the_table_stays_with_all_that_belongs_to_it(commander, source):
     commander.execute("CALL headrace.alter_view('v', %s)", (NEW,))
     assert source.execute("SELECT count(*) FROM reader").fetchone() == (4,)
     assert source.execute("SELECT ctid, * FROM v ORDER BY g").fetchall() == before
-    assert any("1 rows were removed, 0 added" in n for n in notices), notices
+    assert any("1 row was removed, 0 added" in n for n in notices), notices
     assert follows(commander, NEW)
     assert source.execute("SELECT query FROM headrace.views").fetchone() == (NEW,)
     assert published(source) == [("items",), ("kinds",)]

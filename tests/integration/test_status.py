@@ -129,3 +129,42 @@ def test_functions_are_not_compiled_by_the_server(engine, source):
         " AND p.proconfig IS NOT NULL AND NOT 'jit=off' = ANY (p.proconfig)"
     ).fetchall()
     assert found == []
+
+
+def test_a_view_that_was_just_created_is_not_filled_anew(engine, source):
+    """The progress of its population is stored each second, so it may be older than its status.
+
+    The rows are stored in a transaction that is rolled back, so the engine does not change them.
+    """
+    with psycopg.connect(engine.dsn, autocommit=True) as conn:
+        conn.execute("CALL headrace.create_view('v', 'SELECT id, n FROM t')")
+        conn.execute("CALL headrace.wait_for('v')")
+    wait_until(lambda: listed(source)[2] == 0, "nothing is lacking")
+
+    def held_by(began: str, what: str, *, catching_up: bool) -> str | None:
+        with source.transaction(force_rollback=True):
+            source.execute("LOCK TABLE headrace.held")
+            source.execute("DELETE FROM headrace.held")
+            store = (
+                "INSERT INTO headrace.held SELECT v.id, %s, %s, v.since + %s::interval, p.lsn"
+                " FROM headrace.views v JOIN headrace.progress p ON p.view_id = v.id"
+            )
+            source.execute(store, ("population", what, began))
+            if catching_up:
+                source.execute(store, ("cursor", "catching_up", "0 s"))
+                source.execute(store, ("behind", "", "0 s"))
+            source.execute("INSERT INTO t SELECT max(id) + 1, 0 FROM t")
+            row = source.execute("SELECT held_by FROM headrace.list_views()").fetchone()
+            assert row is not None
+            return row[0]
+
+    # It was filled before it ran: at its creation, or by a resync after an error.
+    for what in ("rows are written", "it catches up"):
+        assert "filled" not in (held_by("-1 s", what, catching_up=False) or "")
+        text = held_by("-1 s", what, catching_up=True)
+        assert text is not None
+        assert text.startswith("it catches up") or " behind" in text
+    # Or it ran before, and is filled anew.
+    text = held_by("1 ms", "rows are written", catching_up=False)
+    assert text is not None
+    assert text.endswith("it is being filled anew: rows are written")

@@ -521,6 +521,26 @@ def test_engine_that_may_not_act_for_the_caller(planner_dsn, conn, role):
         conn.execute("DROP ROLE d_engine")
 
 
+@pytest.mark.parametrize("option", ["SUPERUSER", "IN ROLE postgres"])
+def test_a_superuser_as_caller_is_never_proposed_for_a_grant(planner_dsn, conn, option):
+    """As a member of a superuser, or of its member, Headrace's role would be one in effect."""
+    conn.execute(f"CREATE ROLE d_engine LOGIN; CREATE ROLE d_boss LOGIN {option}")
+    try:
+        with psycopg.connect(planner_dsn, user="d_engine", autocommit=True) as engine:
+            error = refusal(engine, "SELECT 1 AS one", caller="d_boss")
+            assert error.code == "42501"
+            assert '"d_engine" is no superuser' in error.detail
+            assert '"d_boss"' in error.detail
+            assert error.hint.startswith("Connect as an ordinary role")
+            assert "GRANT " not in error.hint
+            # That is why: a grant would be a superuser's rights.
+            conn.execute("GRANT d_boss TO d_engine")
+            engine.execute("SET ROLE postgres" if option != "SUPERUSER" else "SET ROLE d_boss")
+            assert engine.execute("SHOW is_superuser").fetchone() == ("on",)
+    finally:
+        conn.execute("DROP ROLE d_engine; DROP ROLE d_boss")
+
+
 def test_unknown_caller(conn):
     assert refusal(conn, "SELECT 1", caller="d_nobody").code == "22023"
 

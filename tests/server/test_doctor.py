@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import re
 import socket
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from headrace.config import Settings
 from headrace.server import doctor
 from headrace.server.cli import main
 from headrace.server.doctor import Finding
+from headrace.sql import install
 from tests.security.roles import PASSWORD, role
 from tests.waiting import wait_until
 
@@ -57,12 +59,82 @@ def test_what_a_role_lacks(settings, database):
             told = found(settings.replace(source=source))
             assert "REPLICATION" in str(told["server"].problem.hint)
             mend = told["rights"].problem
-            assert mend.hint == f"GRANT CREATE ON DATABASE {conn.info.dbname} TO {poor};"
+            assert mend.hint == f'GRANT CREATE ON DATABASE "{conn.info.dbname}" TO "{poor}";'
             assert "public.theirs" in str(told["tables"].warning)
             # The hint solves the problem.
             conn.execute(mend.hint)
             assert found(settings.replace(source=source))["rights"].problem is None
             conn.execute(f"REVOKE CREATE ON DATABASE {conn.info.dbname} FROM {poor}")
+
+
+REVOKED = {
+    "DATABASE": "REVOKE ALL ON DATABASE {database} FROM PUBLIC;"
+    " GRANT CONNECT ON DATABASE {database} TO {engine}, {caller}",
+    "LANGUAGE": "REVOKE USAGE ON LANGUAGE plpgsql, sql FROM PUBLIC",
+    "SCHEMA": "REVOKE ALL ON SCHEMA public FROM PUBLIC",
+}
+"""Statements of hosts that harden a server, by the kind of the object."""
+GRANTS = re.compile(r"GRANT [^;]+;")
+
+
+@pytest.mark.parametrize("kind", REVOKED)
+def test_what_a_hardened_server_lacks_is_found_and_the_statements_help(settings, database, kind):
+    with psycopg.connect(database, autocommit=True) as conn, role(conn, "caller") as caller:
+        conn.execute(f"CREATE TABLE theirs (id int); ALTER TABLE theirs OWNER TO {caller}")
+        with role(conn, "engine", "REPLICATION") as engine:
+            name = conn.info.dbname
+            conn.execute(f"GRANT {caller} TO {engine}; GRANT CREATE ON DATABASE {name} TO {engine}")
+            source = settings.replace(
+                source=make_conninfo(database, user=engine, password=PASSWORD)
+            )
+
+            def lacks() -> list[str]:
+                """Return all statements that are proposed."""
+                return [
+                    grant
+                    for finding in doctor.look(source)
+                    for line in finding.lines()
+                    for grant in GRANTS.findall(line)
+                ]
+
+            assert [g for g in lacks() if "headrace_eval" not in g] == []
+            conn.execute(REVOKED[kind].format(database=name, engine=engine, caller=caller))
+            proposed = lacks()
+            assert any(f'TO "{caller}"' in grant for grant in proposed), proposed
+            assert all(f" ON {kind} " in grant for grant in proposed)
+            # Postgres says what is lacking, in the words of the error that a user would get.
+            asked = {
+                "DATABASE": "has_database_privilege(%s, current_database(), 'TEMPORARY')",
+                "LANGUAGE": "has_language_privilege(%s, 'plpgsql', 'USAGE')",
+                "SCHEMA": "has_schema_privilege(%s, 'public', 'USAGE')",
+            }
+            for right in (False, True):
+                for who in (caller, engine):
+                    assert conn.execute(f"SELECT {asked[kind]}", (who,)).fetchone() == (right,)
+                if not right:
+                    conn.execute("".join(proposed))
+            assert lacks() == []
+
+
+def test_an_installed_server_starts_without_what_only_some_calls_need(settings, database):
+    """A right that is revoked later must not keep the server from a restart."""
+    with (
+        psycopg.connect(database, autocommit=True) as conn,
+        role(conn, "engine", "REPLICATION") as engine,
+    ):
+        name = conn.info.dbname
+        conn.execute(f"GRANT CREATE ON DATABASE {name} TO {engine}")
+        source = settings.replace(source=make_conninfo(database, user=engine, password=PASSWORD))
+        conn.execute(f"REVOKE TEMPORARY ON DATABASE {name} FROM PUBLIC")
+        conn.execute("REVOKE USAGE ON LANGUAGE plpgsql FROM PUBLIC")
+        findings = [f for f in doctor.look(source) if f.name == "rights"]
+        assert [f.mark for f in findings] == ["!", "✗"]
+        conn.execute(f"GRANT USAGE ON LANGUAGE plpgsql TO {engine}")
+        with psycopg.connect(source.source, autocommit=True) as installing:
+            install.install(installing)
+        conn.execute(f"REVOKE USAGE ON LANGUAGE plpgsql FROM {engine}")
+        findings = [f for f in doctor.look(source) if f.name == "rights"]
+        assert [f.mark for f in findings] == ["!", "!"]
 
 
 def test_what_a_later_version_has_made_is_not_begun_with(settings, capsys):
@@ -160,6 +232,14 @@ def test_check_and_status_in_words(engine, commander_less, capsys):
     engine.stop()
     assert main(["status", "--source", engine.source]) == 1
     assert "✗ engine: stopped  (headrace start)" in capsys.readouterr().out
+    with psycopg.connect(engine.source, autocommit=True) as conn:
+        conn.execute("INSERT INTO t VALUES (77)")
+        row = conn.execute("SELECT lag_ms > 0 FROM headrace.list_views()").fetchone()
+        assert row == (True,), "the contents are older than the change"
+    assert main(["views", "--source", engine.source]) == 0
+    assert re.search(
+        r"stopped +[0-9]* +≤ [1-9][0-9]* +no engine is connected", capsys.readouterr().out
+    )
 
 
 @pytest.fixture

@@ -50,6 +50,25 @@ def test_cells(monkeypatch):
     assert len(top.page("host=db", []).splitlines()) == 3
 
 
+def test_a_lag_is_shown_as_far_as_it_is_known(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    known = [
+        ("running", 3, "3"),
+        ("running", None, "unknown"),
+        ("starting", None, "unknown"),
+        ("stopped", 0, "0"),
+        ("stopped", 4200, "≤ 4200"),
+        ("error", 70, "≤ 70"),
+        ("paused", 70, "70"),
+    ]
+    views = [VIEW | {"status": status, "lag_ms": lag_ms} for status, lag_ms, _ in known]
+    head, _, _, *lines = top.page("host=db", views).splitlines()
+    assert "largest lag 4200 ms (2 unknown)," in head
+    for (status, _, shown), line in zip(known, lines, strict=True):
+        assert line.split(" 10 ")[0].rstrip().split(maxsplit=2)[1:] == [status, shown], line
+    assert top.page("host=db", views[:1]).startswith("host=db: 1 view, ")
+
+
 @pytest.mark.shared_engine
 def test_one_page(engine, connected, capsys):
     connected.execute("CALL headrace.pause_view('second')")
