@@ -361,9 +361,11 @@ class World:
             self._compare(view_id)
         if session.open and session.name == "headrace sink":
             self._check_group(moves)
-        engine = self.engine
+        engine, process = self.engine, self.process
         if engine is None or session.name not in ("headrace sink", "headrace lagging sink"):
             return
+        if process is None or process.dead:
+            return  # a COMMIT that arrives later; the locks of a dead process cannot be taken
         flying = len(engine.state.pipeline.flights()) if found.connections else 0
         if flying > self._settings.max_inflight_batches:
             scheduler.fail(f"{flying} txids are in flight")
