@@ -119,7 +119,13 @@ class Owner(SinkLink):
             FencedError: another engine took one of them over meanwhile.
         """
         wanted = list(views)
-        found = progress.take_over(self.conn, [v.id for v in wanted])
+        try:
+            found = progress.take_over(self.conn, [v.id for v in wanted])
+        except psycopg.Error:
+            # The server may have done it, so the next epoch does not prove another engine.
+            for view in wanted:
+                view.progress = None
+            raise
         gone = []
         for view in wanted:
             at = found.get(view.id)

@@ -400,7 +400,7 @@ class View(Unit):
 
     def written_txid(self, txid: int) -> int:
         """Return the txid at which its table was written last."""
-        return txid if self.progress is None else self.progress.txid
+        return self._mark.sink_txid if self.progress is None else self.progress.txid
 
     @property
     def session_owner(self) -> str:

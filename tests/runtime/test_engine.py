@@ -23,6 +23,7 @@ from headrace.planner import PlanRequest, plan
 from headrace.process import faults, rpc
 from headrace.process.memory_reservations import GRANT_BYTES_MIN
 from headrace.runtime import ownership, positions
+from headrace.sql import progress
 from headrace.state import columns, warm_start
 from headrace.state.rocks import RocksDatabase
 from headrace.types import BOOL, parse_lsn
@@ -403,6 +404,38 @@ def test_zombie_cannot_commit(source, start, database, tmp_path):  # H21
     running.thread.join(PATIENCE_S)
     assert isinstance(running.error, FencedError)
     assert source.execute("SELECT count(*) FROM v WHERE id = 1").fetchone() == (1,)
+
+
+def test_an_owner_is_no_zombie_if_the_answer_to_its_takeover_is_lost(
+    source, start, database, monkeypatch
+):
+    """The server may have raised the epochs, and the engine does not know."""
+    running = start()
+    view_id = create_view(running, database, "v", source_plan(source, "items"), QUERY)
+    lost = []
+    take_over = progress.take_over
+
+    def unanswered(conn, view_ids):
+        found = take_over(conn, view_ids)
+        if len(lost) < 2:
+            lost.append(found)
+            conn.close()
+            raise psycopg.OperationalError("the answer was lost")
+        return found
+
+    monkeypatch.setattr(progress, "take_over", unanswered)
+    running.engine.submit(running.engine.rewind_soon)
+    source.execute(
+        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database()"
+        " AND application_name LIKE 'headrace%%' AND pid <> pg_backend_pid()"
+    )
+    source.execute("DELETE FROM items WHERE id = 1")
+    settle(running, source)
+    assert len(lost) == 2
+    assert differs(source, "v", QUERY) == []
+    epoch = "SELECT epoch FROM headrace.progress WHERE view_id = %s"
+    assert source.execute(epoch, (view_id,)).fetchone()[0] >= 4
+    assert running.error is None
 
 
 def test_slot_advanced_by_somebody_else_stops_the_views(source, start, database):  # H26, H27
