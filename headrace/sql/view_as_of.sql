@@ -9,6 +9,7 @@ AS $$
 #variable_conflict use_column
 DECLARE
     named regclass;
+    bound bigint;
 BEGIN
     SELECT t.typrelid INTO named FROM pg_type t JOIN pg_class c ON c.oid = t.typrelid
      WHERE t.oid = pg_typeof(view) AND c.relkind = 'r';
@@ -18,7 +19,7 @@ BEGIN
     ELSIF view_as_of.txid IS NULL THEN
         PERFORM headrace.await_history(named, view_as_of.lsn, view_as_of.at);
     END IF;
-    RETURN QUERY SELECT * FROM headrace.rows_as_of(
-        view, headrace.await_txid(named, view_as_of.txid), view_as_of.lsn, view_as_of.at);
+    bound := headrace.await_txid(named, view_as_of.txid);
+    RETURN QUERY SELECT * FROM headrace.rows_as_of(view, bound, view_as_of.lsn, view_as_of.at);
 END
 $$;

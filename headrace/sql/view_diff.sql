@@ -17,8 +17,9 @@ BEGIN
     IF until_at IS NOT NULL THEN
         PERFORM headrace.await_history(view, NULL, until_at);
     END IF;
+    since := headrace.await_txid(view, since);
+    until := headrace.await_txid(view, until);
     RETURN QUERY SELECT c.change, c.times, c.before, c.after
-      FROM headrace.net_changes(view, headrace.await_txid(view, since), headrace.await_txid(view, until),
-                                since_at, until_at) c;
+      FROM headrace.net_changes(view, since, until, since_at, until_at) c;
 END
 $$;

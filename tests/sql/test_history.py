@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import psycopg
 import pytest
 from psycopg import sql
 
 from headrace.sql import history, install
 from headrace.sql.history import HistoryPosition, Part
-from tests.waiting import PATIENCE_S
+from tests.waiting import PATIENCE_S, wait_until
 
 
 @pytest.fixture
@@ -46,3 +48,46 @@ def test_a_full_queue_of_notifications_keeps_nothing_from_being_written(conn, mo
     assert heard == ["1", "3"]
     rows = conn.execute("SELECT txid, weights, data FROM headrace.history ORDER BY txid")
     assert rows.fetchall() == [(n, [1], ["(1,a)"]) for n in (1, 2, 3)]
+
+
+READS = {
+    "SELECT id, t FROM headrace.view_as_of(NULL::v, txid => 10)": (1, "a"),
+    "SELECT change, after FROM headrace.view_diff('v', since => 0, until => 10)": (
+        "added",
+        "(1,a)",
+    ),
+}
+
+
+@pytest.mark.parametrize(("query", "row"), READS.items(), ids=["as_of", "diff"])
+def test_what_is_written_while_a_call_waits_for_a_txid_is_read(conn, database, query, row):
+    """The view changes at txid 5, while the call waits for it to cover another view's txid 10."""
+    conn.execute(
+        "CREATE TABLE w (id int);"
+        "INSERT INTO headrace.views (id, schema_name, view_name, query, result_oid)"
+        " VALUES (2, 'public', 'w', '', 'w'::regclass);"
+        "INSERT INTO headrace.progress (view_id, txid, lsn) VALUES (2, 10, '0/20')"
+    )
+    history.ask(conn, 2, "1 day")
+    # This connection stands for the worker's.
+    conn.execute(
+        "UPDATE headrace.histories SET first_txid = 0, first_lsn = '0/1', first_at = now();"
+        "UPDATE headrace.views SET status = 'running', owner = current_user::regrole;"
+        "UPDATE headrace.progress SET epoch = 1;"
+        "INSERT INTO headrace.meta (key, value) SELECT 'worker',"
+        " pid || ' ' || extract(epoch FROM backend_start) FROM pg_stat_activity"
+        " WHERE pid = pg_backend_pid()"
+    )
+    asked = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND classid = 1212437061"
+    with psycopg.connect(database, autocommit=True) as other, ThreadPoolExecutor(1) as pool:
+        found = pool.submit(lambda: other.execute(query).fetchall())
+        wait_until(lambda: conn.execute(asked).fetchone() == (1,) or found.done(), "it waits")
+        assert not found.done(), found.result()
+        with conn.transaction():
+            conn.execute("INSERT INTO v VALUES (1, 'a')")
+            assert len(written(conn, 5)) == 1
+            conn.execute(
+                "UPDATE headrace.progress SET txid = 5, lsn = '0/10' WHERE view_id = 1;"
+                "INSERT INTO headrace.covered (view_id, lsn) VALUES (1, '0/20')"
+            )
+        assert found.result(PATIENCE_S) == [row]
