@@ -257,17 +257,12 @@ class Processor:
         active = _Active(list(views), {shared.id: shared for shared in behind}, [*behind, *views])
         sent = self._take_in(active, resting, outcome)
         if frames.instant:
-            due = [view for view in resting.clocked if _is_due(view, frames.instant)]
-            self._wake(due, active, resting, outcome)
-            woken = [
-                view
-                for view in active.views
-                if view.temporal
-                and view.id not in outcome.touched
-                and view.id not in outcome.failed
-                and _is_due(view, frames.instant)
-            ]
-            self._enter(woken, outcome)
+            left = [v for v in active.views if v.temporal and v.id not in outcome.touched]
+            left = [view for view in left if view.id not in outcome.failed]
+            woken = [view for view in resting.clocked if _is_due(view, frames.instant)]
+            due = [*(view for view in left if _is_due(view, frames.instant)), *woken]
+            self._wake(woken, active, resting, outcome)
+            self._enter(due, outcome)
         self.edge.put(TimeEnd(txid, frames.attempt, sent))
         away = () if elsewhere is None else elsewhere.units
         with contextlib.ExitStack() as pinned:

@@ -82,7 +82,7 @@ class ChangeCapture:
                 detail=view.message,
             )
         self._end((job, view.id))
-        view.part()  # it takes part in every batch from now on
+        view.leave_step()  # it takes part in every batch from now on
         folder = self._state.settings.tmp_dir
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         path = folder / f"tap-{job}-{view.id}.copy"

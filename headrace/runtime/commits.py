@@ -10,7 +10,7 @@ from headrace.runtime.jobs import Answer
 from headrace.runtime.lateness import Lateness
 from headrace.runtime.leading import LeadingUnits
 from headrace.runtime.leaving import Leaving
-from headrace.runtime.positions import Position, StateMark
+from headrace.runtime.positions import Position
 from headrace.runtime.views import Unit
 from headrace.runtime.waits import PositionWaits
 
@@ -80,7 +80,7 @@ class Commits:
     def _move(self, answer: Answer) -> list[Unit]:
         """Move the marks of the units that have the txid, and return them."""
         state, job = self._state, answer.job
-        moved: list[Unit] = []
+        at, moved = Position(job.txid, job.lsn), list[Unit]()
         for part in job.parts:
             view = state.views.get(part.view_id)
             if view is None:
@@ -90,16 +90,14 @@ class Commits:
             left = view.id in answer.failed or view.id in answer.gone
             if left or view.processed < job.txid or view.progress is None or view.in_step:
                 continue
-            lsn = max(job.lsn, view.start_lsn)
-            view.commit(StateMark(job.txid, lsn, min(view.progress.txid, job.txid)))
+            view.commit(view.mark_at(at))
             self._taps.passed(view, job, part.diffs)
             moved.append(view)
         state.gauges.committed(answer, {unit.id for unit in moved})
         for shared_id in job.shared:
             shared = state.subplans.get(shared_id)
             if shared is not None and shared.processed >= job.txid > shared.mark.txid:
-                lsn = max(job.lsn, shared.start_lsn)
-                shared.commit(StateMark(job.txid, lsn, job.txid))
+                shared.commit(shared.mark_at(at))
                 moved.append(shared)
         state.checkpoints.count()
         return moved

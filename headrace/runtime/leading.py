@@ -18,7 +18,7 @@ from typing import Final
 
 from headrace.runtime.columns import Types, types_of
 from headrace.runtime.engine_state import EngineState
-from headrace.runtime.positions import Position, StateMark
+from headrace.runtime.positions import Position
 from headrace.runtime.shared import Shared
 from headrace.runtime.unit_position import CommonPosition
 from headrace.runtime.views import Unit, View
@@ -65,7 +65,7 @@ class LeadingUnits:
     def rewind(self) -> None:
         """Let all units have their own positions.  REQUIRES: nothing is in flight."""
         for unit in self._state.index.in_step:
-            unit.part()
+            unit.leave_step()
         self._trailing.clear()
 
     # --- while a batch is processed
@@ -94,7 +94,7 @@ class LeadingUnits:
         """Let ``units`` have their own positions."""
         at = self._at
         for unit in units:
-            unit.part()
+            unit.leave_step()
             if at.processed > at.committed.txid:
                 self._trailing[unit.id] = unit, at.processed
 
@@ -106,20 +106,20 @@ class LeadingUnits:
 
     def committed(self, txid: int, lsn: int) -> None:
         """Move the units in step to ``txid``, and those that parted after it was processed."""
+        at = Position(txid, lsn)
         for unit, last in list(self._trailing.values()):
             if unit.mark.txid < txid <= min(last, unit.processed) and unit.store is not None:
-                written = min(unit.written_txid(txid), txid)
-                unit.commit(StateMark(txid, max(lsn, unit.start_lsn), written))
+                unit.commit(unit.mark_at(at))
             if txid >= last:
                 del self._trailing[unit.id]
-        self._at.committed = Position(txid, lsn)
+        self._at.committed = at
 
     def join(self, units: Iterable[Unit]) -> None:
         """Let those of ``units`` that are at the common position share it."""
         self.refresh()
         for unit in units:
             if self._may_join(unit):
-                self._state.index.join(unit, self._at)
+                self._state.index.join_step(unit, self._at)
 
     def _may_join(self, unit: Unit) -> bool:
         at = self._at

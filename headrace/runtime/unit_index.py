@@ -186,25 +186,25 @@ class UnitIndex:
             if unit.id in self._durable or isinstance(unit, Shared):
                 self._count_durable(unit)
 
-    def join(self, unit: Unit, step: CommonPosition) -> None:
-        """Let a known unit share a position that is its own now; see ``Unit.join``."""
+    def join_step(self, unit: Unit, step: CommonPosition) -> None:
+        """Let a known unit share a position that is its own now; see ``Unit.join_step``."""
         with self._lock:
             assert self._known.get(unit.id) is unit, "it is registered"
-            unit.join(step)
+            unit.join_step(step)
             self._in_step[unit.id] = self._apart.pop(unit.id)
             self._undurable.pop(unit.id, None)
             if unit.id in self._marks:
                 self._leave_mark(unit.id)
 
-    def part(self, unit: Unit) -> None:
+    def leave_step(self, unit: Unit) -> None:
         """Give a unit in step its own position again; do nothing if it is not in step."""
         with self._lock:
-            self._part(unit)
+            self._leave_step(unit)
 
     def remove(self, unit: Unit) -> None:
         """Remove a unit; ignore it if another one has its id by now."""
         with self._lock:
-            self._part(unit)
+            self._leave_step(unit)
             if self._known.get(unit.id) is unit:
                 self._uncount(unit.id)
                 self.links.remove(unit.id)
@@ -212,7 +212,7 @@ class UnitIndex:
 
     # --- under the lock
 
-    def _part(self, unit: Unit) -> None:
+    def _leave_step(self, unit: Unit) -> None:
         if self._in_step.get(unit.id) is not unit:
             return
         unit.freeze()
@@ -226,7 +226,7 @@ class UnitIndex:
     def _count(self, unit: Unit) -> None:
         before = self._known.get(unit.id)
         if before is not None and before is not unit:
-            self._part(before)
+            self._leave_step(before)
         self._uncount(unit.id)
         self.changes += 1
         self._known[unit.id] = unit

@@ -23,7 +23,7 @@ class UnitListener(Protocol):
     def update_mark(self, unit: Any, /) -> None:
         """Record that only a mark of a unit has changed."""
 
-    def part(self, unit: Any, /) -> None:
+    def leave_step(self, unit: Any, /) -> None:
         """Give a unit that is in step its own position again."""
 
 
@@ -59,9 +59,7 @@ class UnitPosition:
     def mark(self) -> StateMark:
         """The state as of the last txid that is committed for it; for any thread."""
         while (step := self._step) is not None:
-            at = step.committed
-            lsn = self.lsn_from(at.lsn)
-            mark = StateMark(at.txid, lsn, min(self.written_txid(at.txid), at.txid))
+            mark = self.mark_at(step.committed)
             if self._step is step:
                 return mark
         return self._mark
@@ -74,7 +72,7 @@ class UnitPosition:
 
     @processed.setter
     def processed(self, txid: int) -> None:
-        self.part()
+        self.leave_step()
         self._processed = txid
 
     @property
@@ -87,6 +85,10 @@ class UnitPosition:
         """Whether a txid in flight has changed its state."""
         return bool(self._begun)
 
+    def mark_at(self, at: Position) -> StateMark:
+        """Return its mark once everything up to ``at`` is committed for it."""
+        return StateMark(at.txid, self.lsn_from(at.lsn), min(self.written_txid(at.txid), at.txid))
+
     def lsn_from(self, lsn: int) -> int:
         """Return the LSN up to which it is complete with everything up to ``lsn``."""
         return lsn
@@ -95,30 +97,30 @@ class UnitPosition:
         """Return the last txid up to ``txid`` at which its result changed, as far as is known."""
         return txid
 
-    def join(self, step: CommonPosition) -> None:
+    def join_step(self, step: CommonPosition) -> None:
         """Share a position, which is its own now.  REQUIRES: no txid in flight has changed it."""
         assert not self._begun and self._processed == step.processed, "it is where they are"
         self._step = step
 
     def freeze(self) -> None:
-        """Take the shared position as its own; its listener calls this (``UnitIndex.part``)."""
+        """Take the shared position as its own; called by its listener, ``UnitIndex.leave_step``."""
         if self._step is not None:
             mark, processed = self.mark, self.processed
             self._mark, self._processed = mark, processed
             self._marks[mark.txid] = mark
             self._step = None
 
-    def part(self) -> None:
+    def leave_step(self) -> None:
         """Have its own position again."""
         if self._step is None:
             return
         if self.listener is not None:
-            self.listener.part(self)
+            self.listener.leave_step(self)
         else:
             self.freeze()
 
     def _move(self, mark: StateMark) -> None:
-        self.part()
+        self.leave_step()
         self._mark = mark
         listener = self.listener
         if listener is not None:

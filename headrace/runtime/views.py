@@ -156,7 +156,7 @@ class Unit(UnitPosition):
 
     def restore(self, store: RocksStore | RemoteStore | None, mark: StateMark) -> None:
         """Set its state, with nothing in flight; None: the state is out of reach."""
-        self.part()
+        self.leave_step()
         self.store = store
         self.staged = False
         self._mark = self.durable = mark
@@ -206,7 +206,7 @@ class Unit(UnitPosition):
     def begin(self, txid: int) -> None:
         """Begin ``txid`` in its state, before its dataflow writes."""
         assert self.store is not None, "live views have state"
-        self.part()
+        self.leave_step()
         self.works += 1
         self.stirred = next(Unit.clock)
         if self.bound is not None:
@@ -252,7 +252,7 @@ class Unit(UnitPosition):
         ``processed`` is then the txid of the state: before ``txid``, and perhaps before ``mark``,
         which goes back with it.
         """
-        self.part()
+        self.leave_step()
         self.processed = min(self.processed, txid - 1)
         if self.store is None or not any(begun >= txid for begun in self._begun):
             return

@@ -180,7 +180,7 @@ class World:
         if number in self.tapped:
             self.tapped.discard(number)
         else:
-            self.state.views[number].part()
+            self.state.views[number].leave_step()
             self.tapped.add(number)
 
     def rewind(self) -> None:
