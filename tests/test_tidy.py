@@ -159,6 +159,7 @@ RUNTIME: dict[str, set[str]] = {
     ".catching_up": {
         ".engine_state",
         ".slow_groups",
+        ".batch_ends",
         ".coalesced_batch",
         ".commits",
         ".intake",
@@ -172,10 +173,8 @@ RUNTIME: dict[str, set[str]] = {
         "threads",
     },
     ".slow_groups": {".engine_state", "threads", "records"},
-    ".coalesced_batch": {
-        *(".cursor", ".engine_state", ".watch", ".worker_handles"),
-        *("threads", "records"),
-    },
+    ".batch_ends": {".change_capture", ".cursors", ".engine_state", "records"},
+    ".coalesced_batch": {*(".cursor", ".watch", ".worker_handles"), *("threads", "records")},
     ".cursors": {".cursor", ".engine_state", ".log_cursor", ".source_cursor", ".watch", "records"},
     ".log_cursor": {".cursor", ".watch", "records"},
     ".source_cursor": {".copied_stream", ".cursor", ".engine_state", ".watch", "records"},

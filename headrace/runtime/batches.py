@@ -368,7 +368,7 @@ class Processor:
             diffs = flow.end(frames.txid, frames.attempt)
             if isinstance(unit, Shared):
                 outcome.sent[unit.id] = [diffs]
-                unit.send(frames.txid, frames.attempt, frames.oldest_us, diffs)
+                unit.send(frames.first, frames.txid, frames.attempt, frames.oldest_us, diffs)
             else:
                 outcome.diffs[unit.id] = diffs
             # Before the sink's commit: a result whose state cannot be stored must not appear.
@@ -541,9 +541,7 @@ def _recall(shared: Shared, outcome: Outcome) -> None:
     """Read from its queue what a shared subplan sent when it processed the batch."""
     frames = outcome.frames
     try:
-        outcome.sent[shared.id] = [
-            piece for txid in range(frames.first, frames.txid + 1) for piece in shared.sent(txid)
-        ]
+        outcome.sent[shared.id] = shared.sent(frames.first, frames.txid)
     except TransientError:
         raise
     except HeadraceError as error:

@@ -18,13 +18,9 @@ exclusive:
   states: no checkpoint of them begins or ends, no memory is moved, no command runs.
 * Invariant 2: lagging views never go beyond the last commit of the leading ones since the stream
   began, so a view that leads again has nothing in flight here.
-* Invariant 3: a coalesced batch crosses no txid at which an earlier run left a result table, or the
-  output of a shared subplan, so that the earlier run is repeated in the same pieces.
-* Invariant 4: the output of a shared subplan at a txid follows from that txid only.  A reader whose
-  table is locked goes back, and reads the output later, up to any txid.  So a shared subplan takes
-  each txid by itself.  It goes ahead of its readers, which then take many at once.
-* Invariant 5: a coalesced batch does not go beyond the batch in which a value of the calendar
-  changes, so that the change has its timestamp.
+
+A shared subplan goes ahead of its readers, which then read its output.  Where a coalesced batch may
+end, so that all of them agree, ``batch_ends.py`` says.
 
 Views take turns by their ``latency_ms`` (``policy.FairShares``): those with the same target go on
 together where they meet.
@@ -49,9 +45,10 @@ import structlog
 from headrace import clock
 from headrace.errors import ContinuityLost, HeadraceError, Interrupted, TransientError
 from headrace.forwarder import policy
+from headrace.runtime.batch_ends import BatchEnds
 from headrace.runtime.batches import Outcome
 from headrace.runtime.change_capture import ChangeCapture
-from headrace.runtime.coalesced_batch import CoalescedBatch, Result, calendar_end, part_of
+from headrace.runtime.coalesced_batch import CoalescedBatch, Result, part_of
 from headrace.runtime.columns import types_of
 from headrace.runtime.commits import Commits
 from headrace.runtime.cursor import OnEngine
@@ -132,10 +129,11 @@ class CatchingUp:
         self._thread: Final = ThreadPoolExecutor(1, "headrace-lagging")
         self._thread.submit(int)  # it is there from the beginning (E-15)
         self._cursors: Final = Cursors(state, watch, calls.on_engine, calls.fail, calls.poke)
+        self._ends: Final = BatchEnds(state, taps, self._cursors)
         self._coalesced: CoalescedBatch | None = None
         self._turn: CoalescedBatch | None = None
         """The batch that is processed or written."""
-        self._future: Future[list[Result]] | None = None
+        self._future: Future[Result] | None = None
         self._turns = policy.FairShares()
         self._size = policy.first_part()
         self._waiting: Collection[float] = ()
@@ -277,37 +275,56 @@ class CatchingUp:
             return None
         targets = self._targets(views, shared)
         going = self._going(views, shared, reach, readable)
-        self._waiting = waiting = _by_target(targets, going, readable)
-        target_s, at = self._turns.next(waiting)
-        there = [u for u in going if u.processed == at and targets[u.id] == target_s]
+        while waiting := _by_target(targets, going, readable):
+            self._waiting = waiting
+            target_s, at = self._turns.next(waiting)
+            there = [u for u in going if u.processed == at and targets[u.id] == target_s]
+            stop = min([reach[at], *(txid for txid in behind if txid > at)])
+            made = self._batch(there, shared, reach[at], stop, target_s)
+            if made is not None:
+                return made
+            going = [unit for unit in going if unit not in there]
+        return None
+
+    def _batch(
+        self,
+        there: Sequence[Unit],
+        shared: Sequence[Shared],
+        reach: int,
+        stop: int,
+        target_s: float,
+    ) -> CoalescedBatch | None:
+        """Return the next batch of units that stand at one txid; None: they must wait.
+
+        ``shared``: the subplans that lagging views need.  ``reach``, ``stop``: see ``BatchEnds``.
+        """
+        state, at = self._state, there[0].processed
         whole = state.lagging.groups
-        taking = part_of([u for u in there if isinstance(u, View)], self._size.count, whole)
-        now = [*taking, *(unit for unit in there if not isinstance(unit, View))]
-        needed_now = {s.id for s in (*state.needed(now), *now)}
-        needed = [s for s in shared if s.id in needed_now]
-        stop = min([reach[at], *(txid for txid in behind if txid > at)])
-        end = self._last(taking, needed, at + 1, stop)
-        units = [*taking, *(s for s in needed if s.processed == at)]
-        placed = [unit for unit in units if unit.placed]
-        size = min(unit.coalesced.count for unit in units)
-        last = self._cursors.bounded(at, end, size, remote=bool(placed))
-        ends: Sequence[int] = [last]
-        if not taking and not placed and state.suspects.quiet and self._cursors.logged(at):
-            read = [s.processed for s in needed if s.processed > at]
-            ends = range(at + 1, min(stop, at + policy.AHEAD_TXIDS, *read) + 1)
-        cursor = self._cursors.at(at, end)
-        remote = self._hosts.batch(placed, lagging=True)
-        return CoalescedBatch(
-            at + 1,
-            [(txid, self._attempt(txid)) for txid in ends],
-            taking,
-            needed,
-            units,
-            remote,
-            cursor,
-            target_s,
-            clock.monotonic(),
-        )
+        views = part_of([u for u in there if isinstance(u, View)], self._size.count, whole)
+        for taking in (views, []) if views else ([],):
+            now = [*taking, *(unit for unit in there if not isinstance(unit, View))]
+            needed_now = {s.id for s in (*state.needed(now), *now)}
+            needed = [s for s in shared if s.id in needed_now]
+            subplans = [s for s in needed if s.processed == at]
+            units = [*subplans, *taking]
+            last = self._ends.end(taking, subplans, reach, stop) if units else None
+            if last is None:
+                continue
+            remote = self._hosts.batch([unit for unit in units if unit.placed], lagging=True)
+            cursor = self._cursors.at(at, last)
+            return CoalescedBatch(
+                at + 1,
+                last,
+                self._attempt(last),
+                taking,
+                needed,
+                units,
+                remote,
+                cursor,
+                target_s,
+                clock.monotonic(),
+            )
+        return None
 
     def _attempt(self, txid: int) -> int:
         """Return the number of earlier attempts at a batch."""
@@ -323,9 +340,9 @@ class CatchingUp:
     ) -> list[Unit]:
         """Return the units that may go on: a shared subplan goes ahead of its readers.
 
-        It processes each txid alone (Invariant 4), and its readers then write many at once.  The
-        views of a commit group that meet go on together.  So do all units that read the source:
-        one copied stream serves them, and none may miss what it has passed.
+        Its readers then write many txids at once.  The views of a commit group that meet go on
+        together.  So do all units that read the source: one copied stream serves them, and none may
+        miss what it has passed.
         """
         state = self._state
         slow = {
@@ -346,7 +363,8 @@ class CatchingUp:
             if at not in readable or not self._cursors.logged(at):
                 return False
             behind = [s for s in state.needed([unit]) if s.id in slow]
-            return any(s.processed < last(at, bool(unit.placed)) for s in behind)
+            late = any(s.processed < last(at, bool(unit.placed)) for s in behind)
+            return late or self._ends.waits(unit)
 
         held = {(view.commit_group, view.processed) for view in views if waits(view)}
         going: list[Unit] = [v for v in views if (v.commit_group, v.processed) not in held]
@@ -382,18 +400,6 @@ class CatchingUp:
             for feeder in unit.feeds.values()
         )
 
-    def _last(self, views: Sequence[View], needed: Iterable[Shared], first: int, end: int) -> int:
-        """Return the last txid of a coalesced batch from ``first`` on (Invariants 3 and 4)."""
-        state = self._state
-        if self._taps.any or not state.suspects.quiet:
-            return first
-        last = end
-        for view in views:
-            known = view.processed if view.progress is None else view.progress.txid
-            last = min([last, *(at for at in (known, view.processed) if at >= first)])
-        last = calendar_end(state, views, first, last)
-        return min([last, *(max(shared.processed, first) for shared in needed)])
-
     def take(self) -> None:
         """Handle finished work.
 
@@ -422,27 +428,27 @@ class CatchingUp:
                 self._size = self._size.took(len(self._turn.views), took_s)
             self._turn = None
 
-    def _took(self, coalesced: CoalescedBatch, done: Sequence[Result]) -> None:
+    def _took(self, coalesced: CoalescedBatch, done: Result) -> None:
         self._errors = 0
         now = clock.monotonic()
         worked_s = now - coalesced.begun
         self._turns = self._turns.took(self._waiting, coalesced.target_s, worked_s)
-        for unit in coalesced.units if len(coalesced.steps) == 1 else ():
+        for unit in coalesced.units:
             unit.coalesced = unit.coalesced.took(coalesced.last - coalesced.first + 1, worked_s)
-        for outcome, batch in done:
-            coalesced.take_fewer(outcome)
-            self._lateness.processed(outcome, worked_s / len(done), coalesced.views)
-            if worked_s >= self._state.settings.slow_batch_ms / 1000:
-                # A group whose coalesced batch was slow stays longer.
-                self.slow.prolong(v for v in coalesced.views if v.id in outcome.touched)
-            job = self._intake.finished(
-                outcome, coalesced.views, coalesced.needed, batch.end_lsn, batch.transactions
-            )
-            batch.close()
-            if coalesced.views:
-                self._job.put(job)
-            else:
-                self._commits.beside(Answer(job))
+        outcome, batch = done
+        coalesced.take_fewer(outcome)
+        self._lateness.processed(outcome, worked_s, coalesced.views)
+        if worked_s >= self._state.settings.slow_batch_ms / 1000:
+            # A group whose coalesced batch was slow stays longer.
+            self.slow.prolong(v for v in coalesced.views if v.id in outcome.touched)
+        job = self._intake.finished(
+            outcome, coalesced.views, coalesced.needed, batch.end_lsn, batch.transactions
+        )
+        batch.close()
+        if coalesced.views:
+            self._job.put(job)
+        else:
+            self._commits.beside(Answer(job))
         self._cursors.moved(coalesced.cursor, {unit.processed for unit in self._units()})
 
     def _try_again(self, coalesced: CoalescedBatch, error: TransientError) -> None:
@@ -508,7 +514,7 @@ class CatchingUp:
                 continue
             if view.commit_group in lagging.groups:
                 view.turn(CursorState.CATCHING_UP, "its commit group is slow")
-            elif view.store is None or state.least(view) < txid:
+            elif view.store is None or state.least(view) < txid or state.must_coalesce(view):
                 view.turn(CursorState.CATCHING_UP, "it is behind the start of the stream")
             else:
                 view.turn(CursorState.LEADING)

@@ -2,25 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
-from typing import Final
 
-from headrace import clock
 from headrace.errors import HeadraceError, LimitExceeded, SessionsTerminated
 from headrace.forwarder.batcher import Batch
 from headrace.runtime.batches import Outcome, Processor
 from headrace.runtime.columns import Types
 from headrace.runtime.cursor import Cursor
-from headrace.runtime.engine_state import EngineState
 from headrace.runtime.shared import Shared
 from headrace.runtime.views import Unit, View
 from headrace.runtime.watch import TableFacts
 from headrace.runtime.worker_handles import RemoteBatch
-
-_TURN_S: Final = 0.05
-"""Time after which a turn begins no further step; commands wait for its end."""
 
 Result = tuple[Outcome, Batch]
 
@@ -43,42 +36,18 @@ def part_of(views: Iterable[View], size: int, whole: Collection[str]) -> list[Vi
     return out
 
 
-def calendar_end(state: EngineState, views: Iterable[View], first: int, last: int) -> int:
-    """Return the last txid up to ``last`` with which a batch from ``first`` on may end.
-
-    It is the first one in which a value of the calendar changes, if there is any.
-    """
-    for view in views:
-        if not view.temporal or last == first:
-            continue
-        with contextlib.suppress(HeadraceError):  # the batch meets the same error
-            clocked, low = view.clocked(state.settings, state.evaluators), first
-            if not clocked.changed(state.records.time_of(last)):
-                continue
-            while low < last:
-                middle = (low + last) // 2
-                if clocked.changed(state.records.time_of(middle)):
-                    last = middle
-                else:
-                    low = middle + 1
-    return last
-
-
 @dataclass(frozen=True, slots=True)
 class CoalescedBatch:
-    """Consecutive txids, processed as their last one.
-
-    Without views it may be several steps, each of which is processed alone.
-    """
+    """Consecutive txids, processed as their last one."""
 
     first: int
-    steps: Sequence[tuple[int, int]]
-    """Last txid of each step, and its attempt."""
+    last: int
+    attempt: int
     views: list[View]
     needed: list[Shared]
     """Shared subplans that the views or these subplans read, each after those that it reads."""
     units: list[Unit]
-    """Units that process it."""
+    """Units that process it, subplans first, each after those that it reads."""
     remote: RemoteBatch
     """The part of units on other workers."""
     cursor: Cursor
@@ -86,42 +55,37 @@ class CoalescedBatch:
     """The latency target of these views."""
     begun: float
 
-    @property
-    def last(self) -> int:
-        """The last txid of all steps."""
-        return self.steps[-1][0]
-
     def cancel(self, error: HeadraceError) -> None:
         """Let the work of units in this process end with ``error``; from another thread."""
         for unit in self.units:
             if unit.bound is not None and unit.bound.inside:
                 unit.bound.cancel(error)
 
-    def run(self, processor: Processor, types: Types, facts: TableFacts) -> list[Result]:
-        """Process some of the steps, at least the first; on the thread of lagging views."""
+    def run(self, processor: Processor, types: Types, facts: TableFacts) -> Result:
+        """Process it; on the thread of lagging views."""
         away = {unit.id for unit in self.remote.units}
         here = [view for view in self.views if view.id not in away]
         needed = [shared for shared in self.needed if shared.id not in away]
-        done: list[Result] = []
-        for last, attempt in self.steps:
-            frames, batch = self.cursor.read(last, attempt, types, facts)
-            outcome = self.remote.run(processor, here, frames, needed)
-            done.append((outcome, batch))
-            if outcome.failed or clock.monotonic() - self.begun > _TURN_S:
-                break
-        return done
+        frames, batch = self.cursor.read(self.last, self.attempt, types, facts)
+        return self.remote.run(processor, here, frames, needed), batch
 
     def take_fewer(self, outcome: Outcome) -> None:
-        """Let views that exceeded a limit in a step of several txids go back, and take fewer.
+        """Let units that exceeded a limit in several txids go back, and take fewer.
 
-        The limits are those of one transaction.  They are no longer among those that failed.
+        The limits are those of one transaction.  They are no longer among those that failed, nor
+        are units that lack their output.
         """
-        txids = outcome.frames.txid - self.first + 1
-        for view in self.views if txids > 1 else ():
-            error = outcome.failed.get(view.id)
-            if not isinstance(error, LimitExceeded) or isinstance(error, SessionsTerminated):
-                continue
-            if outcome.failed.keys().isdisjoint(view.feeds.values()):
-                del outcome.failed[view.id]
-                view.reset()
-                view.coalesced = view.coalesced.after_excess(txids)
+        excused: set[int] = set()
+        txids = self.last - self.first + 1
+        for unit in self.units if txids > 1 else ():
+            error, fed = outcome.failed.get(unit.id), unit.feeds.values()
+            exceeded = isinstance(error, LimitExceeded) and not isinstance(
+                error, SessionsTerminated
+            )
+            if excused.isdisjoint(fed):
+                if not exceeded or not outcome.failed.keys().isdisjoint(fed):
+                    continue
+                unit.coalesced = unit.coalesced.after_excess(txids)
+            excused.add(unit.id)
+            outcome.failed.pop(unit.id, None)
+            unit.reset()

@@ -222,6 +222,17 @@ class EngineState:
         """Return the last txid that a view and all shared subplans that it needs have processed."""
         return min(unit.processed for unit in self.units_of(view))
 
+    def must_coalesce(self, view: View) -> bool:
+        """Return whether a view, or a subplan that it needs, lacks output of several txids as one.
+
+        So it cannot process these txids one by one, as views that lead do.
+        """
+        return any(
+            unit.processed < self.subplans[feeder].output.ends.last_together
+            for unit in self.units_of(view)
+            for feeder in unit.feeds.values()
+        )
+
     def has_all(self, views: Iterable[View]) -> bool:
         """Return whether views, and the shared subplans that they need, lack no batch."""
         views = list(views)

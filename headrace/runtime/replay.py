@@ -108,6 +108,8 @@ def _lags(state: EngineState, view: View) -> bool:
     position, least = state.position, state.least(view)
     if not state.can_lag(view, position.txid):
         return False
+    if state.must_coalesce(view):
+        return True
     if view.progress is not None and view.progress.txid >= position.txid:
         return False
     lacks = position.txid - least

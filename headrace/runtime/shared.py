@@ -18,7 +18,7 @@ import structlog
 from headrace.collections import plan
 from headrace.collections.base import cut
 from headrace.collections.plan import kind
-from headrace.errors import RESYNC, StateDamaged, TransientError
+from headrace.errors import RESYNC, BugError, StateDamaged, TransientError
 from headrace.runtime import positions
 from headrace.runtime.positions import Meta
 from headrace.runtime.views import Unit
@@ -75,36 +75,49 @@ class Shared(Unit):
         assert self.queue is not None, "it was restored"
         return self.queue
 
-    def send(self, txid: int, attempt: int, oldest_us: int, diffs: pa.RecordBatch) -> None:
+    @property
+    def written_txids(self) -> Collection[int]:
+        """See ``UnitPosition``: the last txid in its output queue."""
+        return () if self.queue is None else (self.queue.last_txid,)
+
+    def send(
+        self, first: int, txid: int, attempt: int, oldest_us: int, diffs: pa.RecordBatch
+    ) -> None:
         """Queue the output ``diffs`` of ``txid``, unless a replay finds them there already.
 
-        ``oldest_us``: commit time of the first transaction that they result from.
+        ``first``: they are those of all txids from here on (``batch_ends.py``).  ``oldest_us``:
+        commit time of the first transaction that they result from.
 
         Raises:
             NoRoom: they cannot be stored now; nothing was.
         """
-        queue = self.output
+        queue, txids = self.output, txid - first + 1
         if txid <= queue.last_txid:
             return
+        log2_txids = txids.bit_length() - 1
+        if first <= queue.last_txid or txids != 1 << log2_txids or (first - 1) % txids:
+            raise BugError(f"shared subplan {self.id} sends txids {first} to {txid} together")
         try:
             with queue.together():
                 for piece in cut(diffs):
                     header = Header(Kind.DIFFS, txid, attempt, piece.num_rows, oldest_us)
                     queue.put(header, piece)
-                queue.put(Header(Kind.TIME_END, txid, attempt, diffs.num_rows, oldest_us))
+                end = Header(Kind.TIME_END, txid, attempt, diffs.num_rows, oldest_us)
+                queue.put(msgspec.structs.replace(end, log2_txids=log2_txids))
         except OSError as error:
             raise TransientError(
                 f"the output of a shared subplan cannot be stored now: {error}", sqlstate="58030"
             ) from error
 
-    def sent(self, txid: int) -> list[pa.RecordBatch]:
-        """Return the output of ``txid``.
+    def sent(self, first: int, txid: int) -> list[pa.RecordBatch]:
+        """Return the output of the txids from ``first`` up to ``txid``.
 
         Raises:
             StateDamaged: it is lost.
         """
         try:
-            return [frame.batch for frame in self.output.sent(txid) if frame.batch is not None]
+            found = self.output.sent(txid, after=first - 1)
+            return [frame.batch for frame in found if frame.batch is not None]
         except (LookupError, Damaged) as error:
             raise StateDamaged(
                 "the output of a shared subplan is lost", detail=f"{error}.", hint=RESYNC
@@ -138,12 +151,11 @@ class Shared(Unit):
         """Txid, LSN, and how far the output queue must reach, in place of the sink's txid."""
         return self.mark.txid, self.mark.lsn, self.output.front
 
-    def open(self, storage: Storage, front: int | None, recorded: int | None = None) -> None:
+    def open(self, storage: Storage, front: int | None, last: int | None = None) -> None:
         """Open the output queue of an earlier process, or begin a new one after the mark.
 
-        ``front``: how far the queue must reach; None: the subplan is new.  ``recorded``: the last
-        txid with a batch record.  Output of later ones, left behind by a power failure, belongs to
-        batches that may be cut differently now, and is sent again.
+        ``front``: how far the queue must reach; None: the subplan is new.  ``last``: output of
+        later txids belongs to batches that may be cut differently now, and is sent again.
         """
         found = storage.get(self.queue_name)
         if front is not None and (found is None or found.front < front):
@@ -154,8 +166,8 @@ class Shared(Unit):
         if found is None:
             found = storage.make(self.queue_name)
             found.begin_after(self.mark.txid)
-        elif recorded is not None and found.base_txid <= recorded < found.last_txid:
-            found.begin_after(recorded)
+        elif last is not None and found.base_txid <= last < found.last_txid:
+            found.begin_after(last)
         self.queue, self.table = found, storage.pool.table
 
     @property
@@ -185,25 +197,37 @@ def read(
 ) -> tuple[dict[int, dict[str, int]], list[Shared]]:
     """Return the feeds of each unit by node, and the shared subplans with states and queues.
 
-    ``recorded``: see ``Shared.open``.
+    Output after a subplan's mark is discarded.  That of a part on another worker, whose states may
+    be further, is kept up to ``recorded``, the last txid with a batch record.
 
     Raises:
         StateDamaged: a record cannot be read.
     """
     marks = positions.views(db)
-    fronts = {
+    fronts: dict[int, int | None] = {
         int(key[len(_FRONT) :]): int(_OFFSET.unpack(value)[0])
         for key, value in db.scan_meta(_FRONT)
     }
     feeds, found = stored(db)
+    lower: Meta = {}
     for made in found:
         if made.id not in marks:
             raise _damaged(f"subplan {made.id} has no mark")
         mark = marks[made.id]
         made.restore(None if made.placed else db.view(made.id, mark.txid), mark)
         # A worker may have written its first checkpoint although this process has not.
-        front = fronts.get(made.id, 0 if made.placed else None)
-        made.open(storage, front, recorded)
+        fronts.setdefault(made.id, 0 if made.placed else None)
+        front, queue = fronts[made.id], storage.get(made.queue_name)
+        if queue is not None and not made.placed and queue.base_txid <= mark.txid:
+            after = queue.front - queue.bytes_after(mark.txid)
+            if front is not None and after < front <= queue.front:
+                fronts[made.id] = after
+                lower[_FRONT + str(made.id).encode()] = _OFFSET.pack(after)
+    if lower:  # before the output is discarded
+        db.put_meta(lower, sync=True)
+    for made in found:
+        last = recorded if made.placed else min(made.mark.txid, recorded)
+        made.open(storage, fronts[made.id], last)
     kept = {made.queue_name for made in found}
     for queue in storage.queues:
         if queue.name.startswith(_QUEUE) and queue.name not in kept:

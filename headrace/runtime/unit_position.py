@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
@@ -84,6 +85,17 @@ class UnitPosition:
     def busy(self) -> bool:
         """Whether a txid in flight has changed its state."""
         return bool(self._begun)
+
+    @property
+    def resting_txids(self) -> set[int]:
+        """The txids after which it may go on: where it is, and where it may go back or further."""
+        own = self.processed, self.mark.txid, self.durable.txid
+        return {*own, *self._marks, *self.written_txids}
+
+    @property
+    def written_txids(self) -> Collection[int]:
+        """Txids that its output may have reached before its state, as after a crash."""
+        return ()
 
     def mark_at(self, at: Position) -> StateMark:
         """Return its mark once everything up to ``at`` is committed for it."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Final
@@ -397,6 +397,11 @@ class View(Unit):
         self.placed, self.parts = placed, dict(parts)
         self.shares = self.shares and not placed and not parts
         self._changed()
+
+    @property
+    def written_txids(self) -> Collection[int]:
+        """See ``UnitPosition``: the txid of its table."""
+        return () if self.progress is None else (self.progress.txid,)
 
     def written_txid(self, txid: int) -> int:
         """Return the txid at which its table was written last."""

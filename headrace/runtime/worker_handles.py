@@ -258,7 +258,7 @@ class RemoteBatch:
         if part.id in outcome.failed or diffs is None:
             return
         outcome.sent[part.id] = [diffs]
-        part.send(frames.txid, frames.attempt, frames.oldest_us, diffs)
+        part.send(frames.first, frames.txid, frames.attempt, frames.oldest_us, diffs)
 
     def _collect(self, part: _Part, level: int, outcome: Outcome) -> None:
         host, frames, began = part.host, self.frames, clock.monotonic()

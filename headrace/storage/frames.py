@@ -55,6 +55,8 @@ class Header(msgspec.Struct, frozen=True, gc=False):
     offset: int = 0
     """Its offset in the queue."""
     body_bytes: int = 0
+    log2_txids: int = 0
+    """For a TimeEnd: the binary logarithm of the number of txids, up to ``txid``, that it ends."""
 
     @property
     def size(self) -> int:
@@ -76,7 +78,7 @@ def made(
     head = _HEADER.pack(
         _MAGIC,
         header.kind,
-        0,
+        header.log2_txids,
         header.attempt,
         schema,
         gap,
@@ -98,13 +100,14 @@ def read(memory: memoryview) -> Header | None:
     """Return the header at the start of ``memory``; None if there is none."""
     if len(memory) < HEADER_BYTES:
         return None
-    magic, kind, _, attempt, schema, gap, offset, txid, body, rows, commit, epoch = (
+    magic, kind, log2_txids, attempt, schema, gap, offset, txid, body, rows, commit, epoch = (
         _HEADER.unpack_from(memory)
     )
     known = _KINDS.get(kind)
     if magic != _MAGIC or known is None:
         return None
-    return Header(known, txid, attempt, rows, commit, epoch, schema, gap, offset, body)
+    place = epoch, schema, gap, offset, body
+    return Header(known, txid, attempt, rows, commit, *place, log2_txids)
 
 
 def whole(memory: memoryview) -> bool:

@@ -250,21 +250,23 @@ class Queue:
             elif txid > self.last_txid:
                 self._row[TXID] = self.ends.base_txid = txid
 
-    def sent(self, txid: int) -> list[Frame]:
+    def sent(self, txid: int, after: int | None = None) -> list[Frame]:
         """Return the frames of ``txid`` without its end; none if nothing was put for it.
 
+        ``after``: return those of all txids after this one, up to ``txid``.
+
         Raises:
-            LookupError: the queue does not hold it any more.
+            LookupError: the queue does not hold them any more, or some of them ended together with
+                others.
             Damaged: one is not as it was written.
         """
+        after = txid - 1 if after is None else after
         with self._lock:
-            if txid <= self.base_txid:
-                message = f'queue "{self.name}" does not hold txid {txid}'
-                raise LookupError(message)
-            span = self.ends.span(txid)
-            if span is None:
-                return []
-            begin, end = (self.base if span[0] is None else span[0]), span[1]
+            begin, end = self._after(after), self._after(txid)
+            for at in (after, txid):
+                if self.ends.around(at) != (at, at):
+                    message = f'queue "{self.name}" does not hold the rows up to txid {at} alone'
+                    raise LookupError(message)
             out = []
             while begin < end - frames.HEADER_BYTES:
                 frame = self._frame(begin)
@@ -282,6 +284,11 @@ class Queue:
             self._pool.read(self, at, frame.header.size)
         self.read_at = frame.end
         return frame
+
+    def around(self, txid: int) -> tuple[int, int]:
+        """Return the txid before and the last one of those that ended together around ``txid``."""
+        with self._lock:
+            return self.ends.around(txid)
 
     def _after(self, txid: int) -> int:
         if txid < self.base_txid:
@@ -317,10 +324,15 @@ class Queue:
             self.front = self._row[FRONT] = at + need
             self.written_bytes += need
             if header.kind is Kind.TIME_END:
-                self.ends.add(header.txid, self.front, self.rows, header.commit_us)
+                self._end(header)
             else:
                 self.rows += header.rows
         return at
+
+    def _end(self, header: Header) -> None:
+        """Note that a txid, or several, end at the front."""
+        commit_us, log2_txids = header.commit_us, header.log2_txids
+        self.ends.add(header.txid, self.front, self.rows, commit_us, log2_txids)
 
     def _room(self, need: int) -> int:
         try:
@@ -460,7 +472,7 @@ class Queue:
                 self.ring.add_gap(at, header.offset)
             self.front = at = header.offset + header.size
             if header.kind is Kind.TIME_END:
-                self.ends.add(header.txid, self.front, self.rows, header.commit_us)
+                self._end(header)
             else:
                 self.rows += header.rows
         self.lost = at < told

@@ -377,6 +377,32 @@ def test_what_was_sent_at_a_txid(storage: Storage) -> None:
             queue.sent(gone)
 
 
+def test_txids_that_ended_together_are_read_together(storage: Storage) -> None:
+    """The rows of one of them cannot be read alone, now or after a restart."""
+    queue = storage.make("q")
+    queue.begin_after(7)
+    queue.open("s", 7)
+    for txid, log2_txids in ((8, 0), (12, 2), (20, 3), (21, 0)):
+        diffs(queue, txid, [txid])
+        queue.put(Header(Kind.TIME_END, txid, 0, 1, log2_txids=log2_txids))
+    after = reopened(storage).get("q")
+    for one in filter(None, (queue, after)):
+        assert one.ends.last_together == 20
+        around = {txid: one.around(txid) for txid in (7, 8, 9, 12, 13, 19, 20, 21, 22)}
+        assert around == {
+            **{txid: (txid, txid) for txid in (7, 8, 12, 20, 21, 22)},
+            **{9: (8, 12), 13: (12, 20), 19: (12, 20)},
+        }
+        frames = one.sent(21, after=8)
+        assert [f.batch.column(0)[0].as_py() for f in frames if f.batch is not None] == [12, 20, 21]
+        for last, first in ((12, 9), (10, 8), (20, 13), (10, 9)):
+            with pytest.raises(LookupError, match="alone"):
+                one.sent(last, after=first)
+    assert after is not None
+    after.begin_after(12)
+    assert after.ends.last_together == 12
+
+
 def test_a_successor_may_be_durable_at_a_txid_that_brought_nothing(storage: Storage) -> None:
     """The successor's next frame is the one after the last earlier txid with rows."""
     queue = storage.make("q")
