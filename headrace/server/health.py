@@ -219,8 +219,10 @@ def _all_views(page: Page, views: Sequence[Mapping[str, Any]]) -> None:
     states = Counter(str(view["status"]) for view in views)
     for state in SHOWN:
         page.put("views", states[state], state)
-    lags = [view["lag_ms"] or 0 for view in views if view["status"] == Status.RUNNING]
-    page.put("views_freshness_max_seconds", max(lags, default=0) / 1000)
+    lags = [view["lag_ms"] for view in views if view["status"] == Status.RUNNING]
+    known = [lag for lag in lags if lag is not None]
+    if known or not lags:
+        page.put("views_freshness_max_seconds", max(known, default=0) / 1000)
 
 
 def _view(page: Page, view: Mapping[str, Any]) -> None:

@@ -96,7 +96,7 @@ TABLE: Final[tuple[Meaning, ...]] = (
     _counter("checkpoint_failures", "Checkpoints that could not be written."),
     # --- views, all together
     _gauge("views", "Number of views in each state.", "state"),
-    _gauge("views_freshness_max_seconds", "Largest lag of a running view."),
+    _gauge("views_freshness_max_seconds", "Largest known lag of a running view."),
     _counter("errors", "How often a view was stopped by an error, for good or until it could go on."),
     _counter("restarts", "How often a view continued after that."),
     _gauge("views_left_out", "Views that are not exported one by one, because there are more than metrics_views_max."),

@@ -5,8 +5,10 @@ from __future__ import annotations
 import re
 
 import msgspec
+import pytest
 
 from headrace.runtime.histogram import Histogram
+from headrace.server import health
 from headrace.server.metrics import Page
 
 
@@ -39,3 +41,14 @@ def test_a_histogram_counts_what_is_below_each_bound():
     ]
     assert "headrace_sink_transaction_seconds_count 4.0\n" in page.render()
     assert "headrace_sink_transaction_seconds_sum 100.3021\n" in page.render()
+
+
+@pytest.mark.parametrize(
+    ("lags", "shown"), [([], "0.0"), ([1500, None, 20], "1.5"), ([None], None), ([0, None], "0.0")]
+)
+def test_an_unknown_lag_is_no_lag_of_0(lags, shown):
+    views = [{"status": "running", "lag_ms": lag} for lag in lags]
+    page = Page()
+    health._all_views(page, [*views, {"status": "error", "lag_ms": None}])
+    found = re.findall(r"^headrace_views_freshness_max_seconds (\S+)$", page.render(), re.MULTILINE)
+    assert found == ([] if shown is None else [shown])
