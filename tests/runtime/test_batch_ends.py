@@ -1,4 +1,4 @@
-"""Ends of lagging units' batches: each reader gets each row of a subplan once, whatever fails."""
+"""Ends of lagging units' batches: each reader gets each row of a subplan once, after any failure."""
 
 from __future__ import annotations
 
