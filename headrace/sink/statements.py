@@ -120,7 +120,7 @@ def _found_by(
             for name in target.key
         ]
     flags = table.hashable(conn, target.identifier, found)
-    hashed = [a.name for a, ok in zip(found, flags, strict=True) if ok]
+    hashed = [a for a, ok in zip(found, flags, strict=True) if ok]
     if not hashed:
         return []
     return [sql.SQL("{} = {}").format(table.row_hash("t", hashed), table.row_hash("g", hashed))]

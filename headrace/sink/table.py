@@ -194,6 +194,8 @@ class ResultColumn:
     base_mod: int
     """Typmod, domains resolved."""
     collation: int
+    blurred: bool = False
+    """Whether its collation is nondeterministic, so that different texts may be equal."""
     hashable: bool = False
 
     @property
@@ -225,14 +227,18 @@ def _attributes(conn: Connection, oids: Sequence[int]) -> dict[int, list[ResultC
         # a box's delimiter is not a comma.
         "        CASE WHEN t.typcategory <> 'A' AND t.typtype <> 'c' AND t.typarray <> 0 AND t.typdelim = ','"
         "             THEN pg_catalog.format_type(t.typarray, -1) END, t.oid,"
-        "        pg_catalog.format_type(t.oid, a.mod), a.mod, a.attcollation"
+        "        pg_catalog.format_type(t.oid, a.mod), a.mod, a.attcollation,"
+        "        NOT coalesce(l.collisdeterministic, true)"
         "   FROM a JOIN pg_catalog.pg_type t ON t.oid = a.typ AND t.typtype <> 'd'"
+        "   LEFT JOIN pg_catalog.pg_collation l ON l.oid = a.attcollation"
         "  ORDER BY a.attrelid, a.attnum",
         (list(oids),),
     ).fetchall()
     found: dict[int, list[ResultColumn]] = {}
-    for oid, name, kind, array, base, base_name, mod, collation in rows:
-        column = ResultColumn(name, kind, array, int(base), base_name, int(mod), int(collation))
+    for oid, name, kind, array, base, base_name, mod, collation, blurred in rows:
+        column = ResultColumn(
+            name, kind, array, int(base), base_name, int(mod), int(collation), blurred
+        )
         found.setdefault(int(oid), []).append(column)
     return found
 
@@ -262,10 +268,21 @@ def hashable(conn: Connection, name: sql.Identifier, found: Sequence[ResultColum
     return out
 
 
-def row_hash(qualifier: str, columns: Sequence[str]) -> sql.Composed:
-    """Return the indexed expression over ``columns`` of ``qualifier``."""
+def row_hash(qualifier: str | None, columns: Sequence[ResultColumn]) -> sql.Composed:
+    """Return the indexed expression over ``columns``, of ``qualifier`` or of the one table.
+
+    Texts with a nondeterministic collation are hashed by their bytes. Otherwise their hash would
+    depend on the collation, which values have in the table, but not in the parameters of a
+    statement.
+    """
+    values: list[sql.Composable] = []
+    for column in columns:
+        path = (column.name,) if qualifier is None else (qualifier, column.name)
+        value = sql.Identifier(*path)
+        bytewise = sql.SQL('{} COLLATE pg_catalog."C"').format(value)
+        values.append(bytewise if column.blurred else value)
     return sql.SQL("pg_catalog.hash_record_extended(ROW({}), 0::bigint)").format(
-        sql.SQL(", ").join(sql.Identifier(qualifier, c) for c in columns)
+        sql.SQL(", ").join(values)
     )
 
 
@@ -273,6 +290,7 @@ def create_hash_index(conn: Connection, schema_name: str, table_name: str) -> No
     """Create the index that finds a row to delete by the hash of its values.
 
     Columns whose type cannot be hashed are excluded; without other columns there is no index.
+    An index that an earlier version made with another expression is replaced.
     REQUIRES: the table is locked, or was created in this transaction.
     """
     table = sql.Identifier(schema_name, table_name)
@@ -280,26 +298,29 @@ def create_hash_index(conn: Connection, schema_name: str, table_name: str) -> No
         "SELECT %s::pg_catalog.regclass::pg_catalog.oid", (table.as_string(conn),)
     ).fetchone()
     assert row is not None, "a SELECT without FROM has one row"
-    found = attributes(conn, int(row[0]))
+    oid = int(row[0])
+    found = attributes(conn, oid)
     flags = hashable(conn, table, found)
-    names = [a.name for a, ok in zip(found, flags, strict=True) if ok]
-    if not names:
+    hashed = [a for a, ok in zip(found, flags, strict=True) if ok]
+    if not hashed:
         return
-    expression = sql.SQL("pg_catalog.hash_record_extended(ROW({}), 0::bigint)").format(
-        sql.SQL(", ").join(sql.Identifier(n) for n in names)
+    index = sql.Identifier(index_name(oid))
+    conn.execute(
+        sql.SQL("DROP INDEX IF EXISTS {}").format(sql.Identifier(schema_name, index_name(oid)))
     )
     conn.execute(
-        sql.SQL("CREATE INDEX {} ON {} (({}))").format(
-            sql.Identifier(index_name(int(row[0]))), table, expression
-        )
+        sql.SQL("CREATE INDEX {} ON {} (({}))").format(index, table, row_hash(None, hashed))
     )
 
 
 def has_hash_index(conn: Connection, oid: int) -> bool:
-    """Return whether the table has the index of ``create_hash_index``."""
+    """Return whether the table has the index of ``create_hash_index``, with its expression."""
     row = conn.execute(
         "SELECT EXISTS (SELECT FROM pg_class c JOIN pg_index i ON i.indexrelid = c.oid"
-        " WHERE i.indrelid = %s AND c.relname = %s)",
+        " WHERE i.indrelid = %s AND c.relname = %s"
+        " AND (strpos(pg_get_expr(i.indexprs, i.indrelid), ' COLLATE \"C\"') > 0 OR NOT EXISTS ("
+        "  SELECT FROM pg_attribute a JOIN pg_collation l ON l.oid = a.attcollation"
+        "   WHERE a.attrelid = i.indrelid AND NOT a.attisdropped AND NOT l.collisdeterministic)))",
         (oid, index_name(oid)),
     ).fetchone()
     return row is not None and bool(row[0])
@@ -307,9 +328,13 @@ def has_hash_index(conn: Connection, oid: int) -> bool:
 
 def drop_hash_index(conn: Connection, schema_name: str, oid: int) -> bool:
     """Drop the hash index if it exists; return whether it did."""
-    found = has_hash_index(conn, oid)
+    name = sql.Identifier(schema_name, index_name(oid))
+    row = conn.execute(
+        "SELECT pg_catalog.to_regclass(%s) IS NOT NULL", (name.as_string(conn),)
+    ).fetchone()
+    found = row is not None and bool(row[0])
     if found:
-        conn.execute(sql.SQL("DROP INDEX {}").format(sql.Identifier(schema_name, index_name(oid))))
+        conn.execute(sql.SQL("DROP INDEX {}").format(name))
     return found
 
 

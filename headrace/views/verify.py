@@ -53,7 +53,7 @@ from headrace.sink import table
 from headrace.sql import points, progress, views, watched
 from headrace.sql.verbs import VerifyView
 from headrace.sql.views import StoredView, ViewRow
-from headrace.types import NUMERIC
+from headrace.types import FIXED, NUMERIC
 from headrace.views import boundary, clocks, expected_rows, open_order, read_rights, row_images
 from headrace.views.expected_rows import ExpectedRows
 from headrace.views.open_order import Open
@@ -472,10 +472,12 @@ class _Proof:
             for c, o in self._typed
             if o in row_images.CLOSE and c not in unsure
         ]
-        if not grouped or not (loose or floats or unsure):
+        ranked = self._ranked(scratch) if grouped else {}
+        if not grouped or not (loose or floats or unsure or ranked):
             return ""
         keys: list[sql.Composable] = [
             sql.SQL("trim_scale({})::text").format(row_images.field(c)) if o == NUMERIC
+            else sql.Identifier("d", ranked[c]) if c in ranked
             else row_images.field(c)  # no cast: it could be a user's
             for c, o in self._typed
             if o not in row_images.CLOSE and c not in unsure
@@ -489,7 +491,8 @@ class _Proof:
                 " SELECT d.image, d.n > 0 AS much, d.v, row_number() OVER ("
                 "  PARTITION BY d.n > 0, ROW({keys})::text ORDER BY {order}) AS place,"
                 "  ROW({keys})::text AS key"
-                "  FROM (SELECT image, n, image::typed AS v FROM differing) d"
+                "  FROM (SELECT e.*{ranks} FROM"
+                "   (SELECT image, n, image::typed AS v FROM differing) e) d"
                 "  CROSS JOIN LATERAL generate_series(1, abs(d.n)))"
                 " SELECT x.image AS much, y.image AS little,"
                 "  ROW({mine})::text <> ROW({theirs})::text AS unsure"
@@ -498,6 +501,12 @@ class _Proof:
                 " WHERE {near}"
             ).format(
                 keys=sql.SQL(", ").join(keys),
+                ranks=sql.SQL("").join(
+                    sql.SQL(", dense_rank() OVER (ORDER BY (e.v).{}) AS {}").format(
+                        sql.Identifier(column), sql.Identifier(rank)
+                    )
+                    for column, rank in ranked.items()
+                ),
                 order=sql.SQL(", ").join([*order, sql.SQL("image")]),
                 near=sql.SQL(" AND ").join([*near, sql.SQL("true")]),
                 mine=row_images.fields("x", unsure),
@@ -512,6 +521,21 @@ class _Proof:
         scratch.execute("DELETE FROM differing WHERE n = 0")
         row: Any = scratch.execute("SELECT count(*) FROM paired WHERE unsure").fetchone()
         return self._told(int(row[0]))
+
+    def _ranked(self, scratch: Connection) -> dict[str, str]:
+        """Return columns of types whose equal values may look different, and a name for each rank.
+
+        For example intervals, jsonb, and arrays of numerics. Types without an order are left out.
+        """
+        out = {}
+        for number, (column, oid) in enumerate(self._typed):
+            if oid in FIXED or oid == NUMERIC or oid in row_images.CLOSE:
+                continue
+            order = sql.SQL("SELECT rank() OVER (ORDER BY (NULL::typed).{})")
+            with contextlib.suppress(psycopg.errors.UndefinedFunction), scratch.transaction():
+                scratch.execute(order.format(sql.Identifier(column)))
+                out[column] = f"rank{number}"
+        return out
 
     def _told(self, count: int) -> str:
         """Return the notice that ``count`` rows differ in what the query leaves open."""

@@ -27,6 +27,8 @@ POSITIONS = {
     "among": "SELECT id FROM t WHERE {c} IN (SELECT x.{c} FROM t x WHERE x.id % 3 = 0)",
     "first": "SELECT id FROM t ORDER BY {c}, id LIMIT 7",
     "ranked": "SELECT id, rank() OVER (ORDER BY {c}) FROM t",
+    "nulls first": "SELECT id FROM t ORDER BY {c} NULLS FIRST, id LIMIT 7",
+    "nulls last": "SELECT id, rank() OVER (ORDER BY {c} DESC NULLS LAST) FROM t",
 }
 MIXED = {
     "numbers": "SELECT a.id, b.id AS other FROM t a JOIN t b ON a.k = b.n",
@@ -44,8 +46,11 @@ NOT_YET = {"cc", "h", "cs"}
 """Rows with a numeric inside: not a key yet."""
 SHARDS = 18
 COLUMNS = list(VALUES)
-TRICKY = {"jb": "grouped", "n": "distinct", "c": "common", "i": "joined", "nums": "counted"}
-"""Types with several texts for one value, one position of each."""
+TRICKY = {
+    **{"jb": "grouped", "n": "distinct", "c": "common", "i": "joined", "nums": "counted"},
+    **{"cc": "nulls first", "h": "nulls last"},
+}
+"""Types with several texts for one value, and composite types; one position of each."""
 
 
 def test_tricky_types(source, commander):

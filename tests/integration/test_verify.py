@@ -152,6 +152,46 @@ def test_values_that_the_query_leaves_open_do_not_differ(commander, source):
     assert len(commander.execute(VERIFY, ("w",)).fetchall()) == 4
 
 
+EQUAL = {
+    "interval": ("1 mon", "30 days", "720:00"),
+    "interval[]": ("{1 mon}", "{30 days}"),
+    "jsonb": ("1", "1.0", '[{"a": 1}]', '[{"a": 1.00}]'),
+    "bpchar": ("a", "a ", "a  "),
+    "numeric[]": ("{1.0}", "{1}", "{1.00}"),
+    "numrange": ("[1,2)", "[1.0,2.00)"),
+    "nummultirange": ("{[1,2)}", "{[1.0,2)}"),
+}
+"""Types by which a query may group, and texts of equal values, alternately for each group."""
+
+
+def test_any_of_equal_values_may_be_shown(commander, source):
+    names = {kind: f"c{number}" for number, kind in enumerate(EQUAL)}
+    columns = ", ".join(f"{name} {kind}" for kind, name in names.items())
+    source.execute(f"CREATE TABLE equals (id int PRIMARY KEY, odd json, {columns})")
+    for number in range(12):
+        values = [texts[number % len(texts)] for texts in EQUAL.values()]
+        marks = ", ".join(["%s"] * len(values))
+        source.execute(f"INSERT INTO equals VALUES ({number}, '1', {marks})", values)
+    queries = {
+        f"by_{name}": f"SELECT {name}, count(*) AS n FROM equals GROUP BY {name}"
+        for name in names.values()
+    }
+    queries["several"] = (
+        f"SELECT DISTINCT ON ({', '.join(names.values())}) * FROM equals"
+        f" ORDER BY {', '.join(names.values())}, id"
+    )
+    for name, query in queries.items():
+        commander.execute("CALL headrace.create_view(%s, %s)", (name, query))
+    source.execute("DELETE FROM equals WHERE id < 5")
+    for name in queries:
+        commander.execute("CALL headrace.wait_for(%s)", (name,))
+        assert commander.execute(VERIFY, (name,)).fetchall() == [], name
+    source.execute("UPDATE by_c0 SET n = n + 1")
+    source.execute("UPDATE by_c2 SET c2 = '2' WHERE c2 = '1'")
+    for name in ("by_c0", "by_c2"):
+        assert len(commander.execute(VERIFY, (name,)).fetchall()) == 2, name
+
+
 ROWS = (
     # Queries that leave the order of some elements open.
     "SELECT g, array_agg(a) AS x, json_agg(b) AS y, count(*) AS n FROM t GROUP BY g",

@@ -6,7 +6,7 @@ import psycopg
 import pytest
 from psycopg.conninfo import make_conninfo
 
-from headrace.collections.plan import from_json, to_json
+from headrace.collections.plan import ReduceSpec, TopKSpec, WindowSpec, from_json, to_json
 from headrace.errors import (
     HeadraceError,
     PrerequisiteError,
@@ -609,3 +609,15 @@ def test_texts_are_not_made_arrays_where_NULL_is_a_string(conn, value):
     settings = {"array_nulls": "off"}
     constant = "SELECT id, '{NULL,a}'::text[] AS a, initcap(s) AS u FROM t"
     plan(conn, PlanRequest(constant, settings=settings))
+
+
+def test_collate_reaches_the_node_that_compares(conn):
+    for query in (
+        'SELECT count(DISTINCT s COLLATE "C") FROM t',
+        'SELECT rank() OVER (ORDER BY s COLLATE "C") FROM t',
+        'SELECT s COLLATE "C" AS s FROM t ORDER BY 1 LIMIT 3',
+    ):
+        made = plan(conn, PlanRequest(query)).physical
+        [last] = [n for n in made.nodes if isinstance(n, ReduceSpec | WindowSpec | TopKSpec)]
+        [below] = [n for n in made.nodes if n.id == last.input]
+        assert [f.collation for f in below.schema] == [950], query

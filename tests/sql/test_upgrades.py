@@ -156,6 +156,27 @@ def test_views_whose_states_have_keys_of_intervals_are_filled_anew(conn):
     assert {row[1] for row in conn.execute(states)} == {"running"}
 
 
+@pytest.mark.parametrize(
+    ("canonical", "oid", "status"),
+    [
+        ("SELECT count(DISTINCT t.s COLLATE public.blurred) AS n FROM public.t", 25, "error"),
+        ("SELECT t.id FROM public.t ORDER BY t.pair NULLS FIRST LIMIT 3", 16400, "error"),
+        ("SELECT t.id FROM public.t ORDER BY t.s NULLS FIRST LIMIT 3", 25, "running"),
+        ("SELECT t.id FROM public.t ORDER BY t.pair LIMIT 3", 16400, "running"),
+    ],
+)
+def test_views_whose_order_or_collation_was_ignored_are_filled_anew(conn, canonical, oid, status):
+    load(conn, 5)
+    conn.execute(
+        "UPDATE headrace.views SET status = 'running', canonical = %s, plan = %s"
+        " WHERE view_name = 'several'",
+        (canonical, f'{{"nodes": [{{"schema": [{{"oid": {oid}}}, {{"oid": 23}}]}}]}}'),
+    )
+    install.install(conn)
+    found = conn.execute("SELECT status FROM headrace.views WHERE view_name = 'several'").fetchone()
+    assert found == (status,)
+
+
 def test_a_later_catalog_is_left_alone(conn, monkeypatch):
     """It is neither overwritten nor removed, and its new objects do not count as foreign."""
     install.install(conn)

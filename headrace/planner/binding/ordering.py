@@ -15,7 +15,7 @@ row_number() in the same order.  A change then costs as many rows as change thei
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Final
 
 import psycopg
@@ -83,6 +83,8 @@ class Ordering:
         self._sorted = sorted_
         self.order: tuple[OrderNode, ...] = ()
         """Set by ``bind``."""
+        self._rows: set[int] = set()
+        """Sort group references of untyped rows, found by ``targets``."""
 
     def targets(self) -> list[Tree]:
         """Return the visible entries of the target list, then the entries only sorted by."""
@@ -93,6 +95,12 @@ class Ordering:
         wanted: dict[int, list[Tree]] = {}
         for clause in self._clauses():
             wanted.setdefault(clause.number("tleSortGroupRef"), []).append(clause)
+        self._rows = {
+            reference
+            for e in entries
+            if e.flag("resjunk") and (reference := e.number("ressortgroupref")) in wanted
+            if sorted_by_fields(e.child("expr"), wanted[reference])
+        }
         return visible + [
             Tree("TARGETENTRY", {**e.fields, "expr": part})
             for e in entries
@@ -108,7 +116,7 @@ class Ordering:
                 by_ref.setdefault(reference, []).append(column.ref)
         order: tuple[OrderNode, ...] = ()
         if self._limited or self.distinct_on or self._sorted:
-            order = orders(self._lowering, self._query.nodes("sortClause"), by_ref)
+            order = orders(self._lowering, self._query.nodes("sortClause"), by_ref, self._rows)
         visible = node.columns[: sum(not e.flag("resjunk") for e in targets)]
         if self.distinct_on:
             node = self._distinct_on(node, order, by_ref)
@@ -216,27 +224,39 @@ class Ordering:
 
 def sorted_by(expr: Tree, clauses: list[Tree]) -> list[Tree]:
     """Return the expressions that the sort clauses of ``expr`` read: a row's fields, or itself."""
-    if expr.kind != "ROWEXPR" or expr.number("row_typeid") != RECORD:
-        return [expr]
-    if any(c.number("sortop") not in _ROW_ORDERS for c in clauses):
+    if not sorted_by_fields(expr, clauses):
         return [expr]
     return [part for field in expr.nodes("args") for part in sorted_by(field, [])]
 
 
+def sorted_by_fields(expr: Tree, clauses: list[Tree]) -> bool:
+    """Return whether ``expr`` is an untyped row, so that ``clauses`` sort by its fields."""
+    untyped = expr.kind == "ROWEXPR" and expr.number("row_typeid") == RECORD
+    return untyped and all(c.number("sortop") in _ROW_ORDERS for c in clauses)
+
+
 def orders(
-    lowering: Lowering, clauses: list[Tree], by_ref: Mapping[int, Sequence[Ref]]
+    lowering: Lowering,
+    clauses: list[Tree],
+    by_ref: Mapping[int, Sequence[Ref]],
+    rows: Collection[int],
 ) -> tuple[OrderNode, ...]:
-    """Return ORDER BY items; ``by_ref`` has the ``sorted_by`` columns by sort group reference."""
+    """Return ORDER BY items; ``by_ref`` has the ``sorted_by`` columns by sort group reference.
+
+    ``rows``: references that are ``sorted_by_fields``. A value of a composite type is not: it has
+    the operators of a row, but may be NULL.
+    """
     out: list[OrderNode] = []
     for clause in clauses:
         operator = lowering.catalog.operators[clause.number("sortop")]
         descending = operator.builtin and operator.name == ">"
         nulls_first = clause.flag("nulls_first")
-        for ref in by_ref[clause.number("tleSortGroupRef")]:
+        reference = clause.number("tleSortGroupRef")
+        for ref in by_ref[reference]:
             found = operator
             if any(item.column == ref for item in out):
                 continue  # already a sort column
-            if operator.oid in _ROW_ORDERS and ref.oid != RECORD:
+            if reference in rows:
                 nulls_first = descending
                 found = lowering.catalog.operators[_order_of(lowering, ref, descending)]
             lowering.function(found.function, clause)

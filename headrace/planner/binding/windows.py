@@ -25,7 +25,7 @@ from headrace.expressions.keys import order_native
 from headrace.planner.analyse.nodetree import Node as Tree
 from headrace.planner.analyse.nodetree import same
 from headrace.planner.analyse.pg_functions import Function
-from headrace.planner.binding.ordering import KeyOf, orders, sorted_by
+from headrace.planner.binding.ordering import KeyOf, orders, sorted_by, sorted_by_fields
 from headrace.planner.logical.nodes import Col, Node, ProjectNode, WindowCall, WindowNode
 from headrace.planner.logical.scalar import (
     SINGLE,
@@ -113,6 +113,8 @@ class _Definition:
     clause: Tree
     keys: slice
     order: tuple[slice, ...]
+    rows: frozenset[int]
+    """References of ORDER BY items that are sorted by the fields of a row."""
     calls: list[_Call] = field(default_factory=list)
 
 
@@ -202,7 +204,12 @@ class Windows:
             for n in ("partitionClause", "orderClause")
         )
         every = self._add([key for parts in keys for key in parts])
-        made = _Definition(clause, every, tuple(map(self._add, order)))
+        rows = frozenset(
+            reference
+            for c in clause.nodes("orderClause")
+            if sorted_by_fields(by_ref[reference := c.number("tleSortGroupRef")], [c])
+        )
+        made = _Definition(clause, every, tuple(map(self._add, order)), rows)
         self._definitions.append(made)
         return made
 
@@ -228,7 +235,8 @@ class Windows:
         clauses = definition.clause.nodes("orderClause")
         columns = [[below.column(expr) for expr in exprs[parts]] for parts in definition.order]
         references = [c.number("tleSortGroupRef") for c in clauses]
-        order = orders(self._lowering, clauses, dict(zip(references, columns, strict=True)))
+        by_ref = dict(zip(references, columns, strict=True))
+        order = orders(self._lowering, clauses, by_ref, definition.rows)
         made = [self._call(c, below, exprs) for c in definition.calls]
         calls = tuple(call for call, _ in made)
         window = WindowNode(below.node(), tuple(keys), order, calls)

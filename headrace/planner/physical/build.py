@@ -191,10 +191,11 @@ class PhysicalBuilder:
 
     def _map(self, chain: _Chain, items: tuple[tuple[lg.Col, Expr], ...]) -> None:
         exprs = tuple(self._expressions.over(e, chain.columns) for _, e in items)
-        columns = tuple(c for c, _ in items)
-        chain.columns = columns
-        identity = len(exprs) == len(_schema_before(chain)) and all(
-            isinstance(e, ir.Column) and e.index == i for i, e in enumerate(exprs)
+        chain.columns = columns = tuple(c for c, _ in items)
+        # COLLATE is compiled to the column itself, but nodes above read the new collation here.
+        identity = len(exprs) == len(before := _schema_before(chain)) and all(
+            isinstance(e, ir.Column) and e.index == i and c.collation == before[i].collation
+            for i, (e, c) in enumerate(zip(exprs, columns, strict=True))
         )
         if not identity:
             chain.steps.append(p.MapSpec("", "", exprs, schema(columns)))
