@@ -109,6 +109,10 @@ SELECT pg_catalog.pg_current_snapshot()::text,
    WHERE c.oid = ANY (%(tables)s::oid[])),
  (SELECT jsonb_object_agg(c.oid::bigint, jsonb_build_object(
     'name', format('%%I.%%I', n.nspname, c.relname),
+    'virtual', (SELECT jsonb_object_agg(a.attnum, md5(d.adbin::text))
+        FROM pg_catalog.pg_attribute a
+        JOIN pg_catalog.pg_attrdef d ON d.adrelid = a.attrelid AND d.adnum = a.attnum
+       WHERE a.attrelid = c.oid AND a.attgenerated = 'v' AND NOT a.attisdropped),
     'members', (WITH RECURSIVE m (oid) AS (SELECT c.oid
         UNION SELECT h.inhrelid FROM m JOIN pg_catalog.pg_inherits h ON h.inhparent = m.oid
          WHERE NOT h.inhdetachpending)
@@ -530,6 +534,13 @@ def _relation_changed(old: Facts, new: Facts | None) -> Iterator[HeadraceError]:
         elif have < had:
             what = "has fewer partitions or children"
         yield _refill(f"table {old['name']} {what} now")
+    # Rows of children are computed by these expressions, and the parent may not be published.
+    known, found = old.get("virtual") or {}, new["virtual"] or {}
+    if old["inherits"] and (
+        any(found.get(number, text) != text for number, text in known.items())
+        or ("virtual" not in old and found)  # an earlier version used those of the children
+    ):
+        yield _refill(f"a virtual column of table {old['name']} is generated in another way now")
 
 
 def _replaced(before: Facts, now: Facts) -> Iterator[HeadraceError]:

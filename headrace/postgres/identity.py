@@ -40,6 +40,20 @@ IDENTIFIED: Final = """(EXISTS (
 """SQL condition on the ``oid`` of an alias ``c``: Postgres accepts UPDATE and DELETE of the table
 while it is published."""
 
+NOT_NULL: Final = """(a.attnotnull AND NOT EXISTS (
+  SELECT FROM pg_catalog.pg_constraint k
+   WHERE k.conrelid = a.attrelid AND k.contype = 'n' AND NOT k.convalidated
+     AND a.attnum = ANY (k.conkey)))"""
+"""SQL condition on an alias ``a`` of pg_attribute: the column has no NULL.
+
+From Postgres 18 on ``attnotnull`` is also set by a constraint that was added as NOT VALID.
+"""
+NULL_KEYS: Final = (
+    "Its NOT NULL constraint was not validated; rows with NULL in the key are not distinguished."
+)
+VALIDATE: Final = "Run ALTER TABLE … VALIDATE CONSTRAINT for that constraint."
+"""Detail and hint of errors about a column of a replica identity that is not ``NOT_NULL``."""
+
 _UNIDENTIFIED: Final = f"""
 SELECT r.oid::bigint, n.nspname, c.relname FROM pg_catalog.pg_publication p
   JOIN pg_catalog.pg_publication_rel r ON r.prpubid = p.oid

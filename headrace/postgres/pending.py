@@ -31,10 +31,21 @@ def is_pending(conn: Connection, name: str, suffices: Callable[[str], bool]) -> 
     return conn.execute(_SEEN, (name,)).fetchone() == (True,)
 
 
+def forbids_alter_system(conn: Connection) -> bool:
+    """Return whether the server refuses ALTER SYSTEM: its settings are managed elsewhere."""
+    row = conn.execute("SELECT pg_catalog.current_setting('allow_alter_system', true)").fetchone()
+    return row == ("off",)  # before Postgres 17 there is no such setting
+
+
 def remedy(conn: Connection, name: str, value: object, suffices: Callable[[str], bool]) -> str:
     """Return the hint for setting ``name``, which needs ``value``."""
     if is_pending(conn, name, suffices):
         return f"Restart Postgres: the new value of {name} takes effect then."
+    if forbids_alter_system(conn):
+        return (
+            f"Set {name} = {value} where the server's settings are managed (it refuses ALTER"
+            " SYSTEM), and restart Postgres."
+        )
     return (
         f"Run ALTER SYSTEM SET {name} = {value}; and restart Postgres. If it was run already, only"
         " the restart is missing."

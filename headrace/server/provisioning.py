@@ -211,6 +211,7 @@ def _limits(conn: Connection) -> Iterator[SetupStep]:
     row = conn.execute(_LIMITS).fetchone()
     assert row is not None, "a SELECT without FROM has one row"
     level, slots_max, senders_max, slots, senders = row
+    forbidden = pending.forbids_alter_system(conn)
     wanted = {
         "wal_level": (level == "logical", "logical", pending.is_logical),
         "max_replication_slots": (
@@ -229,6 +230,10 @@ def _limits(conn: Connection) -> Iterator[SetupStep]:
             continue
         if pending.is_pending(conn, name, suffices):
             yield SetupStep(f"The new value of {name} takes effect after a restart.", restart=True)
+            continue
+        if forbidden:
+            about = f"Set {name} = {value} where the settings of Postgres are managed (it refuses"
+            yield SetupStep(f"{about} ALTER SYSTEM), and restart it.", restart=True)
             continue
         text = sql.SQL("ALTER SYSTEM SET {} = {}").format(sql.SQL(name), sql.Literal(value))
         yield SetupStep(

@@ -19,10 +19,11 @@ from headrace.kernels.pgoutput import Commit
 from headrace.postgres import publication, timeline
 from headrace.postgres import slot as setup
 from headrace.postgres.connect import Connection, for_job
+from headrace.postgres.identity import IDENTIFIED, NOT_NULL, NULL_KEYS, VALIDATE
 from headrace.postgres.timeline import Identity
 from headrace.types import FIRST_USER_OID, Lsn
 
-_TABLES: Final = """
+_TABLES: Final = f"""
 SELECT c.oid::bigint, n.nspname, c.relname, c.relkind::text, c.relpersistence::text,
        c.relispartition, c.relhassubclass, c.relrowsecurity,
        has_table_privilege(c.oid, 'SELECT'), c.relreplident::text,
@@ -30,15 +31,17 @@ SELECT c.oid::bigint, n.nspname, c.relname, c.relkind::text, c.relpersistence::t
                        JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum = k.n
                       WHERE k.place <= indnkeyatts ORDER BY k.place)::text[]
           FROM pg_index WHERE indrelid = c.oid AND indisvalid AND indimmediate AND indpred IS NULL
-           AND CASE c.relreplident WHEN 'i' THEN indisreplident ELSE indisprimary END)
-  FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = %s"""
-_COLUMNS: Final = """
-SELECT a.attname, a.attnum, a.atttypid::bigint, format_type(a.atttypid, a.atttypmod), a.attnotnull,
+           AND CASE c.relreplident WHEN 'i' THEN indisreplident ELSE indisprimary END),
+       {IDENTIFIED}
+  FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+ WHERE c.oid = %s"""  # noqa: S608  our own constant
+_COLUMNS: Final = f"""
+SELECT a.attname, a.attnum, a.atttypid::bigint, format_type(a.atttypid, a.atttypmod), {NOT_NULL},
        (SELECT l.collname FROM pg_collation l JOIN pg_type t ON t.oid = a.atttypid
          WHERE l.oid = a.attcollation AND l.oid <> t.typcollation)
   FROM pg_attribute a
  WHERE a.attrelid = %s AND a.attnum > 0 AND NOT a.attisdropped AND a.attgenerated = ''
- ORDER BY a.attnum"""
+ ORDER BY a.attnum"""  # noqa: S608  our own constant
 _PORTABLE: Final = ("C", "POSIX", "ucs_basic")
 """Collations that sort the same on every server."""
 
@@ -102,7 +105,8 @@ def find(conn: Connection, name: str) -> RemoteTable:
         raise UndefinedError(f'"{name}" is no name of a table', sqlstate="42602") from error
     if found is None:
         raise UndefinedError(f'table "{name}" does not exist in the source', sqlstate="42P01")
-    oid, schema, table, kind, persistence, part, parents, secured, readable, ident, key = found
+    oid, schema, table, kind, persistence, part, parents, secured, readable = found[:9]
+    ident, key, sound = found[9:]
     shown = f'table "{schema}"."{table}" of the source'
     if kind != "r" or persistence != "p" or part or parents or oid < FIRST_USER_OID:
         raise UnsupportedError(
@@ -118,11 +122,6 @@ def find(conn: Connection, name: str) -> RemoteTable:
             hint="GRANT SELECT on it to the role that the source is reached as.",
             sqlstate="42501",
         )
-    if ident != "f" and (ident == "n" or not key):
-        raise PrerequisiteError(
-            f"{shown} has no primary key and no REPLICA IDENTITY FULL",
-            hint="Add a primary key there, or set REPLICA IDENTITY FULL.",
-        )
     columns = tuple(RemoteColumn(*row) for row in conn.execute(_COLUMNS, (oid,)).fetchall())
     for column in columns:
         if column.oid >= FIRST_USER_OID:
@@ -137,7 +136,41 @@ def find(conn: Connection, name: str) -> RemoteTable:
                 " is not supported",
                 hint='Only the default collation and "C" mean the same in both databases.',
             )
-    return RemoteTable(oid, schema, table, columns, () if ident == "f" else tuple(key))
+    return RemoteTable(oid, schema, table, columns, _key(shown, columns, ident, key, sound=sound))
+
+
+def _key(
+    shown: str, columns: Sequence[RemoteColumn], ident: str, key: list[str] | None, *, sound: bool
+) -> tuple[str, ...]:
+    """Return the columns that identify a row of a table; empty means the whole row.
+
+    ``sound``: Postgres accepts updates and deletes of the table while it is published.
+
+    Raises:
+        PrerequisiteError: the stream cannot identify its rows.
+    """
+    if ident != "f" and (ident == "n" or not key):
+        raise PrerequisiteError(
+            f"{shown} has no primary key and no REPLICA IDENTITY FULL",
+            hint="Add a primary key there, or set REPLICA IDENTITY FULL.",
+        )
+    names = () if ident == "f" or key is None else tuple(key)
+    streamed = {column.name: column for column in columns}
+    if not sound or not streamed.keys() >= set(names):
+        raise PrerequisiteError(
+            f"the replica identity of {shown} has a generated column",
+            detail="The replication stream has no values of it; Postgres 18 would refuse updates and"
+            " deletes of the table once it is published.",
+            hint="Add a primary key of other columns there, and set REPLICA IDENTITY DEFAULT.",
+        )
+    for name in names:
+        if not streamed[name].not_null:
+            raise PrerequisiteError(
+                f'column "{name}" of the replica identity of {shown} may be NULL',
+                detail=NULL_KEYS,
+                hint=VALIDATE,
+            )
+    return names
 
 
 def prepare(conn: Connection, settings: Settings, slot: str, tables: Sequence[RemoteTable]) -> Lsn:

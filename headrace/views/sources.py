@@ -29,7 +29,7 @@ from headrace.population.context import JobContext
 from headrace.population.job import Job
 from headrace.postgres.acting import act_as
 from headrace.postgres.connect import Connection
-from headrace.process import password_files
+from headrace.process import password_files, rpc
 from headrace.sources import remote
 from headrace.sources.remote import RemoteTable
 from headrace.sql import origins, views
@@ -55,7 +55,8 @@ def add_source(context: JobContext, job: Job, request: AddSource) -> dict[str, A
     """Let views read tables of another database, by making shadow tables for them.
 
     Raises:
-        UserError: 42602, an invalid name; 22023, it is this database.
+        UserError: 42602, an invalid name; 22023, it is this database, or the path of the data
+            directory is too long.
         DuplicateError: 42710, there is a source, or 42P06, a schema, of that name.
         UndefinedError: 42P01, a table does not exist.
         PrerequisiteError: the source lacks a setting or a privilege.
@@ -69,6 +70,7 @@ def add_source(context: JobContext, job: Job, request: AddSource) -> dict[str, A
             sqlstate="42602",
         )
     settings = context.settings
+    rpc.check(settings.of_carrier(name).worker_socket)
     with job.connection(settings.source, what="builder") as conn, job.translating():
         workers.check_caller(conn, request)
         if name == MAIN or origins.find(conn, name) is not None:

@@ -134,6 +134,10 @@ CASES: list[tuple[int, str]] = [
         "JSON_EXISTS(jb, '$.a ? (@ > $x)' PASSING k AS x)", "JSON_SERIALIZE(jb)",
         "JSON('{}')", "JSON_SCALAR(k)", "JSON_VALUE(jb, '$.a' DEFAULT 'z' ON ERROR)",
         "JSON_QUERY(jb, '$.z' EMPTY ARRAY ON EMPTY)",
+        "JSON_VALUE('{\"a\":' || coalesce(k, 0) || '}', '$.a' RETURNING int)",
+        "JSON_QUERY(coalesce(j, '{}'), '$.b' RETURNING text)",
+        "JSON_EXISTS(convert_to('[' || coalesce(k, 0) || ']', 'UTF8') FORMAT JSON, '$[*] ? (@ > 2)')",
+        "JSON_EXISTS(coalesce(jb, '{}'), '$ ? (@.a == $x.a)' PASSING '{\"a\": 1}' FORMAT JSON AS x)",
     )),
 ]  # fmt: skip
 

@@ -253,6 +253,43 @@ def test_children_of_a_table_that_has_some(views):
     assert views.now() == views.ids
 
 
+@together
+def test_a_virtual_column_is_computed_as_the_named_table_says(views):
+    """Postgres uses the parent's expression for rows of a child that has another one."""
+    if views.source.info.server_version < 180000:
+        pytest.skip("virtual columns came with Postgres 18")
+    views.run(
+        "CREATE TABLE {t} (gone int, id int PRIMARY KEY, v int,"
+        " d int GENERATED ALWAYS AS (v * 2) VIRTUAL) PARTITION BY RANGE (id);"
+        " ALTER TABLE {t} DROP gone;"
+        " CREATE TABLE {t}_0 PARTITION OF {t} FOR VALUES FROM (0) TO (10);"
+        " CREATE TABLE {t}_1 PARTITION OF {t} (d WITH OPTIONS GENERATED ALWAYS AS (v * 100))"
+        " FOR VALUES FROM (10) TO (20);"
+        " CREATE TABLE {t}_tree (id int PRIMARY KEY, v int, d int GENERATED ALWAYS AS (v * 2));"
+        " CREATE TABLE {t}_child (d int GENERATED ALWAYS AS (v * 7), PRIMARY KEY (id))"
+        " INHERITS ({t}_tree);"
+        " INSERT INTO {t} (id, v) SELECT i, i FROM generate_series(1, 19) i;"
+        " INSERT INTO {t}_tree (id, v) VALUES (1, 1); INSERT INTO {t}_child (id, v) VALUES (2, 2)"
+    )
+    queries = {
+        "whole": "SELECT * FROM {t}",
+        "sums": "SELECT d % 7 AS g, count(*) AS n FROM {t} WHERE d > 9 GROUP BY 1",
+        "part": "SELECT id, d FROM {t}_1",
+        "tree": "SELECT id, d FROM {t}_tree",
+        "child": "SELECT id, d FROM {t}_child",
+    }
+    views.create(queries)
+    views.are_right()
+    views.run("UPDATE {t} SET v = v + 1 WHERE id > 5; DELETE FROM {t} WHERE d = 24")
+    views.run("UPDATE {t}_tree SET v = v + 5")
+    views.are_right()
+    # The parent is not published, so Postgres allows this.
+    views.run("ALTER TABLE ONLY {t} ALTER d SET EXPRESSION AS (v * 3)")
+    views.come_right()
+    views.run("UPDATE {t} SET v = v + 1 WHERE id < 15")
+    views.come_right()
+
+
 def member(views: Views, name: str) -> bool:
     rows = views.source.execute(
         "SELECT FROM headrace.view_tables WHERE table_name = %s", (f"{views.table}_{name}",)

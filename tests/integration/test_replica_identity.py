@@ -310,3 +310,27 @@ def test_a_table_that_could_not_leave_is_followed_on(engine, commander, source):
     )
     commander.execute("CALL headrace.wait_for('v_dropped')")
     assert writable(source, "dropped")
+
+
+def test_a_key_that_may_be_null_is_refused(commander, source):
+    """From Postgres 18 on an index over a column with old NULLs may be the replica identity."""
+    if source.info.server_version < 180000:
+        pytest.skip("NOT NULL … NOT VALID came with Postgres 18")
+    source.execute(
+        "CREATE TABLE partly (id int, v int); INSERT INTO partly VALUES (NULL, 1), (NULL, 2), (3, 3);"
+        "ALTER TABLE partly ADD CONSTRAINT later NOT NULL id NOT VALID;"
+        "CREATE UNIQUE INDEX partly_id ON partly (id);"
+        "ALTER TABLE partly REPLICA IDENTITY USING INDEX partly_id"
+    )
+    with pytest.raises(psycopg.errors.ObjectNotInPrerequisiteState) as raised:
+        create(commander, "partly")
+    assert raised.value.diag.message_primary == (
+        'column "id" of the replica identity of table "partly" may be NULL'
+    )
+    assert "VALIDATE CONSTRAINT" in raised.value.diag.message_hint
+    source.execute("UPDATE partly SET id = v WHERE id IS NULL")
+    source.execute("ALTER TABLE partly VALIDATE CONSTRAINT later")
+    create(commander, "partly")
+    source.execute("UPDATE partly SET v = v + 1")
+    commander.execute("CALL headrace.wait_for('v_partly')")
+    assert runs_right(source, "partly")

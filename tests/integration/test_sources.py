@@ -354,6 +354,56 @@ def test_what_cannot_be_a_source_is_refused(commander, source, other):
     assert commander.execute("SELECT * FROM headrace.sources()").fetchall() == []
 
 
+@pytest.mark.parametrize(
+    ("since", "table", "primary"),
+    [
+        (
+            150000,
+            "(v int, k int GENERATED ALWAYS AS (v * 2) STORED PRIMARY KEY)",
+            "a generated col",
+        ),
+        (
+            180000,
+            "(v int, k int GENERATED ALWAYS AS (v * 2) STORED); ALTER TABLE made REPLICA IDENTITY FULL",
+            "a generated col",
+        ),
+        (
+            180000,
+            "(v int, k int); INSERT INTO made VALUES (1, NULL); CREATE UNIQUE INDEX made_k ON made (k);"
+            "ALTER TABLE made ADD NOT NULL k NOT VALID, REPLICA IDENTITY USING INDEX made_k",
+            'column "k"',
+        ),
+    ],
+)
+def test_a_table_without_a_sound_identity_is_not_published(
+    commander, source, other, since, table, primary
+):
+    """Postgres would refuse the updates of its owner, or the stream has no key."""
+    if source.info.server_version < since:
+        pytest.skip("this server has no such tables, or accepts their updates")
+    other.execute(f"CREATE TABLE made {table}")
+    add = f"CALL headrace.add_source('eu', $a${at(other)}$a$, 'made')"
+    why = refused(commander, add)
+    assert why.sqlstate == "55000" and primary in why.message_primary
+    assert other.execute("SELECT pubname FROM pg_publication").fetchall() == []
+    other.execute("DELETE FROM made")
+
+
+def test_old_nulls_of_a_source_are_read(commander, source, other):
+    """A constraint that was not validated does not become one of the shadow table."""
+    if source.info.server_version < 180000:
+        pytest.skip("NOT NULL … NOT VALID came with Postgres 18")
+    other.execute("UPDATE orders SET note = NULL WHERE id = 300")
+    other.execute("ALTER TABLE orders ADD NOT NULL note NOT VALID")
+    commander.execute("CALL headrace.add_source('eu', %s, 'orders')", (at(other),))
+    query = "SELECT note, count(*) AS n FROM eu.orders WHERE id < 302 GROUP BY note"
+    commander.execute("CALL headrace.create_view('noted', %s)", (query,))
+    other.execute("DELETE FROM orders WHERE id = 301")
+    commander.execute("CALL headrace.wait_for('noted')")
+    unsaid = "SELECT n FROM noted WHERE note IS NULL"
+    assert source.execute(unsaid).fetchall() == [(1,)]
+
+
 def test_stand_ins_are_not_written_and_messages_not_forged(engine, united, source, other):
     commander = united
     commander.execute("CALL headrace.create_view('sums', %s)", (SUMS,))

@@ -28,7 +28,8 @@ WAIT_S = 90.0
 def server() -> Iterator[EmbeddedPostgres]:
     """A server as Postgres makes it: ``wal_level`` is ``replica``."""
     settings = {"wal_level": "replica", "max_replication_slots": "1"}
-    with EmbeddedPostgres(None, 16, {}, durable=False) as made:
+    version = int(os.environ.get("HEADRACE_TEST_PG", "16"))
+    with EmbeddedPostgres(None, version, {}, durable=False) as made:
         # ALTER SYSTEM overrides the settings of the server's file.
         made._settings |= settings
         made.restart()
@@ -383,6 +384,27 @@ def test_run_makes_the_role_that_evaluates_functions(server, tmp_path):
             assert conn.execute("SELECT sum(y) FROM t").fetchone() == (110,)
     finally:
         terminal.close()
+
+
+def test_a_server_that_refuses_alter_system_is_prepared_but_for_its_settings(tmp_path):
+    """Operators of Kubernetes forbid it, from Postgres 17 on."""
+    settings = {"wal_level": "replica", "allow_alter_system": "off"}
+    with EmbeddedPostgres(None, 18, settings, durable=False) as server:
+        env = environment(server)
+        text = run("init", "--admin", server.dsn(), **env)[1]
+        wanted = "Set wal_level = logical where the settings of Postgres are managed"
+        assert f"-- {wanted}" in text and "ALTER SYSTEM SET" not in text
+        words = ("init", "--run", "--admin", server.dsn(), "--data-dir", str(tmp_path))
+        status, text = run(*words, **env)
+        assert status == 1 and wanted in text and "must be restarted" in text
+        with psycopg.connect(server.dsn(), autocommit=True) as admin:
+            admin.execute(f"ALTER ROLE headrace PASSWORD '{PASSWORD}'")
+        status, text = run("check", **env | {"HEADRACE_DATA_DIR": str(tmp_path)})
+        assert status == 1 and "where the server's settings are managed" in text
+        server._settings["wal_level"] = "logical"
+        server.restart()
+        status, text = run(*words, **env)
+        assert (status, wanted in text) == (0, False)
 
 
 HARDENED = """

@@ -15,6 +15,7 @@ from psycopg import sql
 from headrace.errors import PrerequisiteError, SystemRelationError, UnsupportedError
 from headrace.planner.analyse.catalog import Catalog
 from headrace.postgres.connect import Connection
+from headrace.postgres.identity import NOT_NULL, NULL_KEYS, VALIDATE
 from headrace.types import FIRST_USER_OID
 
 
@@ -74,16 +75,13 @@ SELECT n.nspname, c.relname, c.relkind::text, c.relpersistence::text, c.relrepli
            AND indimmediate AND indpred IS NULL
            AND CASE c.relreplident WHEN 'i' THEN indisreplident ELSE indisprimary END)
   FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = %s"""
-_COLUMNS: Final = """
-SELECT attnum, attname, atttypid, atttypmod, attcollation,
-       attnotnull AND NOT EXISTS (
-           SELECT FROM pg_constraint k WHERE k.conrelid = attrelid AND k.contype = 'n'
-              AND NOT k.convalidated AND attnum = ANY (k.conkey)),
+_COLUMNS: Final = f"""
+SELECT attnum, attname, atttypid, atttypmod, attcollation, {NOT_NULL},
        attgenerated <> '',
        attstorage <> 'p' AND (SELECT reltoastrelid <> 0 FROM pg_class c WHERE c.oid = attrelid)
        AND NOT (atttypid = 'numeric'::regtype AND atttypmod BETWEEN 4 AND (25 << 16))
-  FROM pg_attribute WHERE attrelid = %s AND attnum > 0 AND NOT attisdropped
- ORDER BY attnum"""
+  FROM pg_attribute a WHERE attrelid = %s AND attnum > 0 AND NOT attisdropped
+ ORDER BY attnum"""  # noqa: S608  our own constant
 _KINDS: Final = {
     "m": "materialized view",
     "f": "foreign table",
@@ -131,6 +129,13 @@ def load_table(conn: Connection, catalog: Catalog, oid: int, position: int | Non
             raise UnsupportedError(
                 f'generated column "{column.name}" in the key of table "{name}" is not supported',
                 hint="Its values are not in the replication stream.",
+                position=position,
+            )
+        if column.attnum in key and not column.not_null:
+            raise PrerequisiteError(
+                f'column "{column.name}" of the replica identity of table "{name}" may be NULL',
+                detail=NULL_KEYS,
+                hint=VALIDATE,
                 position=position,
             )
     statistics = load_statistics(conn, oid)

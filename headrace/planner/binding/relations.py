@@ -139,6 +139,8 @@ class Relations:
         ).fetchone()
         refuse_system(oid, row[0], row[1], None)
         columns = load_columns(self._conn, self._catalog, oid)
+        if oid not in self._generated and any(c.generated for c in columns):
+            self._load_generated(oid)  # of a partitioned table, which has no rows of its own
         partitioned = kinds[oid] == "p"
         self._sources[oid, inherits] = FromSource(oid, row[1], columns, members, partitioned)
 
@@ -149,12 +151,16 @@ class Relations:
             self._generated[oid] = {}
         if oid not in self._tables:
             self._tables[oid] = load_table(self._conn, self._catalog, oid, None)
-            self._generated[oid] = {}
-            for number, tree, text, kind in self._conn.execute(_GENERATED, (oid,)).fetchall():
-                self.texts.append(text)
-                found = Generation(placeless(read_node(tree)), kind == "s")
-                self._generated[oid][number] = found
+            self._load_generated(oid)
         return self._tables[oid]
+
+    def _load_generated(self, oid: int) -> None:
+        self._generated[oid] = {}
+        for number, tree, text, kind in self._conn.execute(_GENERATED, (oid,)).fetchall():
+            if kind == "s" and oid not in self._tables:
+                continue  # partitions store values by their own expressions
+            self.texts.append(text)
+            self._generated[oid][number] = Generation(placeless(read_node(tree)), kind == "s")
 
     def secure(self, oid: int) -> None:
         """Load the row security of a table."""
@@ -266,11 +272,11 @@ class Relations:
         by_number: dict[int, Col] = {c.attnum: col for col, c in stored}
         if generated:
             items: list[tuple[Col, Expr]] = [(col, col.ref) for col, _ in stored]
-            scope = Scope(lambda _, number: by_number[number].ref)
             for c in generated:
                 number = next(s.attnum for s in source.columns if s.name == c.name)
+                generation, scope = self._generation(source, table, c, by_number)
                 try:
-                    expr = self._compute(lowering, table, c, scope)
+                    expr = self._compute(lowering, table, c, generation, scope)
                 except UnsupportedError as error:
                     self._refused[source.oid, number] = error
                     continue
@@ -285,8 +291,33 @@ class Relations:
             if mine[c.name].attnum in by_number
         }
 
-    def _compute(self, lowering: Lowering, table: Table, column: TableColumn, scope: Scope) -> Expr:
-        generation = self._generated[table.oid][column.attnum]
+    def _generation(
+        self, source: FromSource, table: Table, column: TableColumn, by_number: dict[int, Col]
+    ) -> tuple[Generation, Scope]:
+        """Return how a member's generated column is computed, and the columns that this reads.
+
+        Where a query names the parent, Postgres computes a virtual column by the parent's
+        expression, also for rows of a child that has another one.
+        """
+        mine = self._generated[table.oid][column.attnum]
+        if mine.stored or source.oid == table.oid:
+            return mine, Scope(lambda _, number: by_number[number].ref)
+        theirs = {c.attnum: c.name for c in source.columns}
+        names = {c.name: c.attnum for c in table.columns}
+        number = next(n for n, name in theirs.items() if name == column.name)
+        return (
+            self._generated[source.oid][number],
+            Scope(lambda _, n: by_number[names[theirs[n]]].ref),
+        )
+
+    def _compute(
+        self,
+        lowering: Lowering,
+        table: Table,
+        column: TableColumn,
+        generation: Generation,
+        scope: Scope,
+    ) -> Expr:
         what = f'generated column "{column.name}" of table "{table.name}"'
         if generation.stored:
             for node in generation.tree.walk():

@@ -14,12 +14,13 @@ from headrace import types as t
 from headrace.planner.analyse.check import RELATION, SUBQUERY, WITH_TIES
 from headrace.planner.analyse.nodetree import Node
 from headrace.postgres.connect import Connection
+from headrace.postgres.identity import NOT_NULL
 
-_KEYS: Final = """
+_KEYS: Final = f"""
 SELECT pg_catalog.array_agg(i.indkey[k] ORDER BY k)::pg_catalog.int8[],
        pg_catalog.array_agg(o.opcfamily::pg_catalog.int8 ORDER BY k),
        pg_catalog.array_agg(i.indcollation[k]::pg_catalog.int8 ORDER BY k),
-       pg_catalog.bool_and(a.attnotnull)
+       pg_catalog.bool_and({NOT_NULL})
   FROM pg_catalog.pg_index i
   JOIN pg_catalog.pg_class c ON c.oid = i.indrelid
   CROSS JOIN pg_catalog.generate_series(0, i.indnkeyatts - 1) k
@@ -28,7 +29,7 @@ SELECT pg_catalog.array_agg(i.indkey[k] ORDER BY k)::pg_catalog.int8[],
  WHERE i.indrelid = %s AND i.indisunique AND i.indimmediate AND i.indisvalid
    AND i.indpred IS NULL AND i.indexprs IS NULL
    AND (c.relkind = 'p' OR c.relkind = 'r' AND NOT c.relhassubclass)
- GROUP BY i.indexrelid"""
+ GROUP BY i.indexrelid"""  # noqa: S608  our own constant
 _EQUALS: Final = """
 SELECT a.amopfamily::pg_catalog.int8 FROM pg_catalog.pg_amop a
  WHERE a.amopopr = %s AND a.amopmethod = 403 AND a.amopstrategy = 3"""

@@ -202,15 +202,15 @@ def _json_query(lowering: Lowering, node: Node, scope: Scope) -> Expr:
     operation = node.number("op")
     if operation not in (_EXISTS, _QUERY, _VALUE):
         lowering.refuse("JSON_TABLE", node)
-    args = [
-        lowering.lower(node.child("formatted_expr"), scope),
-        lowering.lower(node.child("path_spec"), scope),
-    ]
-    sql = f"{('JSON_EXISTS', 'JSON_QUERY', 'JSON_VALUE')[operation]}(({ARG}), ({ARG})"
+    item, word = _json_value(lowering, node.child("formatted_expr"), scope)
+    args = [item, lowering.lower(node.child("path_spec"), scope)]
+    sql = f"{('JSON_EXISTS', 'JSON_QUERY', 'JSON_VALUE')[operation]}({word}, ({ARG})"
     names = [n for n in node.items("passing_names") if isinstance(n, str)]
     if names:
-        args += lowering.all(node.nodes("passing_values"), scope)
-        sql += " PASSING " + ", ".join(f"({ARG}) AS {identifier(n)}" for n in names)
+        passed = [_json_value(lowering, n, scope) for n in node.nodes("passing_values")]
+        args += [expr for expr, _ in passed]
+        listed = zip(passed, names, strict=True)
+        sql += " PASSING " + ", ".join(f"{w} AS {identifier(n)}" for (_, w), n in listed)
     returning, result = _returning(lowering, node)
     if operation != _EXISTS:
         sql += returning
