@@ -175,7 +175,8 @@ class StageGraph:
                 said = self._frames.shuffle(self._emit(share, Exit(segments.PLAIN)), 1)
                 return _Flow(Segment(node.id, step=segments.FRONT), said)
             case plan.ReduceSpec() if segments.combined(self._spec, node):
-                return _Flow(Segment(node.id, step=segments.COMBINED), self._met(node))
+                step = Segment(node.id, step=segments.COMBINED, parts=self._parts(node))
+                return _Flow(step, self._met(node))
             case (
                 plan.JoinSpec()
                 | plan.ReduceSpec()
@@ -187,7 +188,7 @@ class StageGraph:
                 | plan.TemporalSpec()
                 | plan.CalendarSpec()
             ):
-                return _Flow(Segment(node.id), self._met(node))
+                return _Flow(Segment(node.id, parts=self._parts(node)), self._met(node))
             case plan.UnionSpec():
                 frames = [
                     self._emit(self._flow(name), Exit(segments.PLAIN)) for name in node.inputs
