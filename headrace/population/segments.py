@@ -40,6 +40,7 @@ from headrace.kernels import packed
 from headrace.population import division, edges, equal_rows, fed_rows, merging, rows
 from headrace.population.edges import Arrivals
 from headrace.population.fed_rows import FedRows, Remaining
+from headrace.population.frequent_keys import NONE, FrequentKeys
 from headrace.population.reader import TableOrigin
 from headrace.population.snapshot import SnapshotRef
 from headrace.population.staging import Staging
@@ -79,6 +80,7 @@ class Exit:
     node: str = ""
     port: int = 0
     parts: int = 1
+    frequent: FrequentKeys = NONE
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +95,8 @@ class Segment:
     the rows before may have been added up (``combined_reduce``)."""
     parts: int = 1
     """Number of tasks that the rows of the head are divided among."""
+    frequent: FrequentKeys = NONE
+    """The frequent keys of the head, a join."""
 
     def then(self, node_id: str) -> Segment:
         """Return the segment with one more stateless collection."""
@@ -327,6 +331,11 @@ def _write_states(spec: Spec, segment: Segment, part: str, states: dict[str, Pie
         divided = spec.divided.get(head.id)
         if isinstance(head, plan.JoinSpec) and divided is not None and part != FIRST_PART:
             own.pop(_state_of(head, 1 - divided), None)
+        if isinstance(head, plan.JoinSpec) and segment.frequent and part != FIRST_PART:
+            for port in (0, 1):
+                name = _state_of(head, port)
+                if name in own:
+                    own[name] = segment.frequent.without_shared(port, own[name])
         if segment.step in (SHARE, FRONT):
             front = segment.step == FRONT
             own = {n: s for n, s in own.items() if division.belongs_to_step(head, n, front=front)}
@@ -383,7 +392,7 @@ def _leave(
             continue
         if divided is None:
             keys = edges.keys_for(node, exit_.port, keys_of(node, exit_.port), schema, batch)
-            yield edges.spread(batch, exit_.port, keys, exit_.parts)
+            yield from exit_.frequent.spread(batch, exit_.port, keys, exit_.parts)
             continue
         for number, (places, copy) in enumerate(division.copies(node, batch)):
             port = exit_.port + number
