@@ -36,6 +36,8 @@ ROWS_MIN: Final = 20_000
 """Rows of a table from which on frequent keys are looked for."""
 _ROWS: Final = 16_384
 """Rows of a sample, about."""
+_BYTES_MAX: Final = 64 * 1024 * 1024
+"""Bytes of a sample, after which no more rows are read."""
 _RANGES: Final = 32
 _FOUND_MIN: Final = 32
 """Rows of a key in a sample, from which on it may be frequent."""
@@ -111,11 +113,12 @@ class JoinSample:
         name = plan.inputs(node)[port]
         path, schema = self._path(name), self._spec.plan.node(name).schema
         keys, count = Consolidator(), 0
+        read: list[range] = []
         if not path:
             return None
         size = self._sizes[path[0].id]
         try:
-            for batch in self._sampled(path, size):
+            for batch in self._sampled(path, size, read):
                 found = edges.keys_for(node, port, segments.keys_of(node, port), schema, batch)
                 there = np.flatnonzero(found.valid)
                 keys.add(found.packed.take(there), np.ones(len(there), np.int64))
@@ -123,7 +126,7 @@ class JoinSample:
         except HeadraceError:
             return None  # a task that comes to that row raises the error
         names, numbers = keys.items()
-        scale = max(size.blocks, 1) / max(sum(map(len, _ranges(size))), 1)
+        scale = size.blocks / max(sum(map(len, read)), 1)
         by_key = dict(zip(names.strings(), (numbers * scale).tolist(), strict=True))
         return _Counted(by_key, count * scale, _FOUND_MIN * scale)
 
@@ -150,14 +153,19 @@ class JoinSample:
                 return []
         return [*below, node] if below else []
 
-    def _sampled(self, path: list[Node], size: TableSize) -> Iterator[pa.RecordBatch]:
-        """Yield rows of the output of the last node of ``path``, from a sample of its table."""
+    def _sampled(
+        self, path: list[Node], size: TableSize, read: list[range]
+    ) -> Iterator[pa.RecordBatch]:
+        """Yield rows of the last node of ``path``, from a sample of its table.
+
+        The block ranges that are read are added to ``read``.
+        """
         spec, source = self._spec, path[0]
         assert isinstance(source, SourceSpec), "a path begins at a table"
         bound = segments.bound_of_step(spec)
         with contextlib.closing(segments.evaluator(spec)) as remote:
             chain = [self._above(below, node, remote) for below, node in itertools.pairwise(path)]
-            for columns in self._read(source, size):
+            for columns in self._rows_of_table(source, size, read):
                 ones = pa.array(np.ones(len(columns[0]), np.int64))
                 batch = diff_batch(source.schema, columns[: len(source.columns)], ones)
                 yield from segments.pushed(bound, chain, 0, Diffs(0, 0, batch), batch.num_rows)
@@ -170,13 +178,21 @@ class JoinSample:
         made.insert_only = True
         return made
 
-    def _read(self, source: SourceSpec, size: TableSize) -> Iterator[list[pa.Array]]:
-        """Yield columns of sampled rows of ``source``."""
+    def _rows_of_table(
+        self, source: SourceSpec, size: TableSize, read: list[range]
+    ) -> Iterator[list[pa.Array]]:
+        """Yield columns of sampled rows of ``source``; see ``_sampled``."""
+        taken = 0
         with reader.joined(self._spec.dsn, self._spec.ref) as conn:
             for found in _ranges(size):
+                read.append(found)
                 blocks = Blocks(found.start, found.stop)
                 with contextlib.closing(reader.read(conn, source, blocks)) as batches:
-                    yield from batches
+                    for columns in batches:
+                        taken += sum(column.nbytes for column in columns)
+                        yield columns
+                        if taken >= _BYTES_MAX:
+                            return
 
 
 class _Padded(Collection):

@@ -19,7 +19,7 @@ CREATE TABLE dim (id int PRIMARY KEY, k int, label text);
 INSERT INTO dim SELECT i, i % 60, 'l' || i % 4 FROM generate_series(1, 120) i;
 ANALYZE;
 """
-VIEWS = {
+QUERIES = {
     "totals": "SELECT k, v, count(*) AS c, sum(n) AS s, min(n) AS l, grouping(k, v) AS g FROM big"
     " GROUP BY ROLLUP (k, v)",
     "sums": "SELECT v, count(*) AS c, avg(n) AS a FROM big GROUP BY CUBE (v)",
@@ -43,20 +43,19 @@ VERIFIED = (5, len(CHANGES) - 1)
 
 
 def test_changes_after_a_population_by_parts(engine, commander, source):
-    source.execute(TABLES)
     notices: list[str] = []
     commander.add_notice_handler(lambda notice: notices.append(notice.message_primary))
-    for name, query in VIEWS.items():
+    for name, query in QUERIES.items():
         commander.execute(
             "CALL headrace.create_view(%s, %s, options => %s)",
             (name, query, '{"population": "local"}'),
         )
         assert any("over files" in text for text in notices), notices
         notices.clear()
-    check(commander, VIEWS)
+    check(commander, QUERIES)
     for number, change in enumerate(CHANGES):
         source.execute(change)
-        check(commander, VIEWS)
-        for name in VIEWS if number in VERIFIED else ():
+        check(commander, QUERIES)
+        for name in QUERIES if number in VERIFIED else ():
             found = commander.execute(f"SELECT * FROM headrace.verify_view('{name}')").fetchall()
             assert found == [], name

@@ -68,12 +68,14 @@ def found(spark_bench, monkeypatch):
     return kept
 
 
-def compare(bench, query: str, path, partition_rows: int = 1000) -> list[list[int]]:
-    """Compare all ways of population; return the sizes of the joins' runs, for Spark and files."""
+def compare(
+    bench, query: str, path, partition_rows: int = 1000, modes: tuple[str, ...] = MODES
+) -> list[list[int]]:
+    """Compare ways of population; return the sizes of the last join's runs, for each later one."""
     case = plans.Case(query, plan(bench.conn, PlanRequest(query)).physical)
     joins = [node.id for node in case.plan.nodes if isinstance(node, JoinSpec)]
     assert joins
-    (rows, state), *others = both(bench, case, path, partition_rows, modes=MODES)
+    (rows, state), *others = both(bench, case, path, partition_rows, modes=modes)
     with bench.conn.cursor().copy(f"COPY ({query}) TO STDOUT") as copy:
         want = sorted(b"".join(copy).splitlines())
     assert want
@@ -83,7 +85,7 @@ def compare(bench, query: str, path, partition_rows: int = 1000) -> list[list[in
         assert found_state == state
     return [
         [run.stat().st_size for run in (path / mode / "state").glob(f"{joins[-1]}*.sst")]
-        for mode in MODES[1:]
+        for mode in modes[1:]
     ]
 
 
@@ -121,3 +123,35 @@ def test_an_error_in_the_sample_is_no_error(spark_bench, tmp_path, found):
     )
     compare(spark_bench, query, tmp_path)
     assert not any(found)
+
+
+def test_the_rows_that_all_tasks_get_are_limited(spark_bench, tmp_path, found):
+    """Of five keys with 180 rows of 1 000 on both sides, two fit into a fifth of 2 000 rows."""
+    spark_bench.conn.execute(
+        "CREATE TABLE l AS SELECT i AS id, CASE WHEN i % 10 < 9 THEN i % 5 ELSE i END AS k"
+        " FROM generate_series(1, 1000) i; ALTER TABLE l ADD PRIMARY KEY (id);"
+        "CREATE TABLE r AS TABLE l; ALTER TABLE r ADD PRIMARY KEY (id); ANALYZE"
+    )
+    query = "SELECT l.id, r.id AS r FROM l JOIN r ON r.k = l.k"
+    compare(spark_bench, query, tmp_path, modes=("local", "out_of_core"))
+    assert [len(keys.divided[0]) for keys in found] == [2]
+
+
+def test_a_sample_of_large_rows_ends_early(spark_bench, tmp_path, found, monkeypatch):
+    """The share of a key is estimated from the blocks that were read."""
+    counted, rows = [], JoinSample._counted
+
+    def noted(self, node, port):
+        counted.append(rows(self, node, port))
+        return counted[-1]
+
+    monkeypatch.setattr(JoinSample, "_counted", noted)
+    monkeypatch.setattr(join_sample, "_ROWS", 3000)
+    for size in (1, 1 << 30):
+        monkeypatch.setattr(join_sample, "_BYTES_MAX", size)
+        compare(spark_bench, DIVIDED["left"], tmp_path / str(size), modes=("local", "out_of_core"))
+    [early, _, late, _] = counted
+    assert early.least > 2 * late.least
+    assert 0.5 * ROWS < early.rows < 2 * ROWS
+    assert 0.9 * ROWS < late.rows < 1.1 * ROWS
+    assert len(found[1].divided[0]) == 2, "7 and NULL"
