@@ -69,7 +69,7 @@ class Reduce(Collection):
         self._places: list[tuple[Accumulator, int]] = []
         """Place of each accumulator's numbers in plain groups."""
         self._width = self._placed()
-        self._always = _always(node, self._key_oids)
+        self._always = dict(zip(*map(Packed.strings, always(node, self._key_oids)), strict=True))
         self._started = False
         self._state: MapState
         self._clear()
@@ -329,18 +329,17 @@ class Reduce(Collection):
         return cut(diff_batch(self.schema, columns, pa.array(weights)))
 
 
-def _always(node: plan.ReduceSpec, oids: list[int]) -> dict[bytes, bytes]:
-    """Return group key -> key row of the groups that exist before any input."""
+def always(node: plan.ReduceSpec, oids: list[int]) -> tuple[Packed, Packed]:
+    """Return the keys and key rows of the groups that exist before any input."""
     if not node.keys:
-        return {b"": b""}
+        return packed.empty(1), packed.empty(1)
     if not node.always:
-        return {}
+        return packed.empty(0), packed.empty(0)
     columns = [
         text.parse(pa.array(values, pa.string()), oid)
         for values, oid in zip(zip(*node.always, strict=True), oids, strict=True)
     ]
-    found, shown = rows.pack_keys(columns, oids), rows.pack_rows(columns)
-    return dict(zip(found.strings(), shown.strings(), strict=True))
+    return rows.pack_keys(columns, oids), rows.pack_rows(columns)
 
 
 def _decoded(values: Nullable) -> tuple[list[Numbers], Nullable, Nullable]:

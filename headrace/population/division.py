@@ -28,6 +28,7 @@ from headrace.collections.plan import Node, PhysicalPlan
 from headrace.collections.topk import HEAD, TopK
 from headrace.errors import BugError
 from headrace.expressions.remote import RemoteEvaluator
+from headrace.population import equal_rows
 from headrace.types import Schema
 
 _ROWS_PER_SENT: Final = 10
@@ -101,29 +102,18 @@ def copies(node: Node, batch: pa.RecordBatch) -> Iterator[tuple[tuple[int, ...],
         return
     for port, column in enumerate(columns):
         read = partial_reduce.read_by(node, port)
-        yield (column,), batch if read is None else _reduced(batch, read)
-
-
-def _reduced(batch: pa.RecordBatch, read: set[int]) -> pa.RecordBatch:
-    """Return ``batch`` with NULLs in columns that are neither in ``read`` nor the weights."""
-    kept = read | {batch.num_columns - 1}
-    arrays = [
-        column if place in kept else pa.nulls(len(column), column.type)
-        for place, column in enumerate(batch.columns)
-    ]
-    return pa.RecordBatch.from_arrays(arrays, schema=batch.schema)
+        yield (column,), batch if read is None else equal_rows.reduced(batch, read)
 
 
 def divided(physical: PhysicalPlan, tables: Mapping[str, int]) -> dict[str, int]:
     """Return the port that divides each divided node; ``tables``: the rows of each source."""
-    rows: dict[str, int] = {}
+    found = rows(physical, tables)
     out: dict[str, int] = {}
     for node in physical.nodes:
-        inputs = [rows[name] for name in plan.inputs(node)]
-        rows[node.id] = _rows(node, inputs, tables)
+        inputs = [found[name] for name in plan.inputs(node)]
         if isinstance(node, plan.TemporalSpec | plan.CalendarSpec):
             out[node.id] = 0
-        if in_two_steps(node) and inputs[0] > _ROWS_PER_SENT * rows[node.id]:
+        if in_two_steps(node) and inputs[0] > _ROWS_PER_SENT * found[node.id]:
             out[node.id] = 0
         if isinstance(node, plan.JoinSpec) and not node.left_keys:
             left, right = inputs
@@ -131,6 +121,14 @@ def divided(physical: PhysicalPlan, tables: Mapping[str, int]) -> dict[str, int]
                 out[node.id] = 0
             elif node.op == "inner":
                 out[node.id] = 1
+    return out
+
+
+def rows(physical: PhysicalPlan, tables: Mapping[str, int]) -> dict[str, int]:
+    """Return a rough upper bound of the rows of each node; ``tables``: the rows of each source."""
+    out: dict[str, int] = {}
+    for node in physical.nodes:
+        out[node.id] = _rows(node, [out[name] for name in plan.inputs(node)], tables)
     return out
 
 

@@ -11,10 +11,12 @@ task is repeated and wherever it runs.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator
 from typing import Final
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from headrace.collections.base import ROWS_PER_BATCH_MAX, columns_of, cut, encode, keys_of
@@ -50,9 +52,27 @@ def counted(rows: int) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays([[0], [0], [rows], [b""]], schema=ARROW_SCHEMA)
 
 
+def without_rows(schema: Schema, part: int) -> pa.RecordBatch:
+    """Return a block of no rows for ``part``."""
+    none = pa.RecordBatch.from_pylist([], schema=arrow_schema(schema))
+    return _table([(part, *each) for each in _packed([none])], 0)
+
+
+def parts_of(keys: Nullable, parts: int) -> npt.NDArray[np.int32]:
+    """Return the part of each key; -1 for None."""
+    found: npt.NDArray[np.int32] = key_kernel.divide(keys, parts)
+    return found
+
+
 def spread(batch: pa.RecordBatch, port: int, keys: Nullable, parts: int) -> pa.RecordBatch:
     """Divide ``batch`` into blocks by ``keys``; omit rows whose key is None."""
-    numbers = key_kernel.divide(keys, parts)
+    return placed(batch, port, parts_of(keys, parts), parts)
+
+
+def placed(
+    batch: pa.RecordBatch, port: int, numbers: npt.NDArray[np.int32], parts: int
+) -> pa.RecordBatch:
+    """Divide ``batch`` into blocks by the part of each row; omit rows of part -1."""
     order = np.argsort(numbers, kind="stable")
     counts = np.bincount(numbers + 1, minlength=parts + 1)
     ordered = batch.take(pa.array(order))
@@ -92,10 +112,21 @@ class Arrivals:
         """``schemas``: one for each input port."""
         self._schemas = [arrow_schema(schema) for schema in schemas]
         self.part: int | None = None
-        """The part that the blocks are for, once the first has come."""
+        """The part that the blocks are for; None until ``begin``, and if there are no blocks."""
+
+    def begin(self, batches: Iterable[pa.RecordBatch]) -> Iterable[pa.RecordBatch]:
+        """Read ``part`` from the first block, if there is one; return all ``batches``."""
+        coming = iter(batches)
+        for batch in coming:
+            if batch.num_rows:
+                self.part = batch.column("part")[0].as_py()
+                return itertools.chain((batch,), coming)
+        return ()
 
     def read(self, batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[int, pa.RecordBatch]]:
         """Yield (port, diffs) of the blocks, with small ones combined.
+
+        REQUIRES: ``begin`` has returned ``batches``.
 
         Raises:
             BugError: a block has other types than its port, or is for another part.
@@ -116,8 +147,6 @@ class Arrivals:
             parts, ports = batch.column("part").to_pylist(), batch.column("port").to_pylist()
             blocks = batch.column("block")
             for i, (part, port) in enumerate(zip(parts, ports, strict=True)):
-                if self.part is None:
-                    self.part = part
                 if part != self.part:
                     raise BugError(f"a task of part {self.part} got rows of part {part}")
                 with pa.ipc.open_stream(blocks[i].as_buffer()) as stream:

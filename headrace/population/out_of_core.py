@@ -48,7 +48,7 @@ def populate(job: Job, spec: Spec, sizes: Mapping[str, TableSize], parts: int) -
     job.phase("reading", total=tables.expected(spec.plan, sizes))
     frames = _FileFrames(spec, job)
     try:
-        counted = StageGraph(frames, spec, min(parts, _PARTS_MAX)).run()
+        counted = StageGraph(frames, spec, sizes, min(parts, _PARTS_MAX)).run()
     finally:
         frames.close()
     job.complete(staged.rows_read())

@@ -29,10 +29,13 @@ def render(schema: Schema, diffs: pa.RecordBatch) -> Iterator[tuple[int, bytes]]
     least = pc.min(weights).as_py()
     if least <= 0:
         raise BugError(f"a population gave a row of weight {least}")
-    if pc.max(weights).as_py() > 1:
-        numbers = np.repeat(np.arange(diffs.num_rows), weights.to_numpy())
-        diffs = diffs.take(pa.array(numbers))
-    for start in range(0, diffs.num_rows, _ROWS_PER_PIECE):
-        piece = diffs.slice(start, _ROWS_PER_PIECE)
+    ends = np.cumsum(weights.to_numpy())
+    count = int(ends[-1])
+    for start in range(0, count, _ROWS_PER_PIECE):
+        if count == diffs.num_rows:
+            piece = diffs.slice(start, _ROWS_PER_PIECE)
+        else:  # a row may stand for more rows than fit into memory
+            places = np.arange(start, min(start + _ROWS_PER_PIECE, count))
+            piece = diffs.take(pa.array(np.searchsorted(ends, places, side="right")))
         columns = [text.render(piece.column(i), field.oid) for i, field in enumerate(schema)]
         yield piece.num_rows, copytext.join(columns)

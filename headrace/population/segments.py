@@ -12,12 +12,13 @@ the key, or the number of the reading partition), never by the attempt.
 from __future__ import annotations
 
 import base64
+import contextlib
 import functools
 import os
 import re
 import uuid
 from collections import Counter
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
@@ -26,7 +27,7 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
-from headrace.collections import build, combined_reduce, plan
+from headrace.collections import build, combined_reduce, plan, reduce
 from headrace.collections.base import Collection, columns_of, cut
 from headrace.collections.calendar import Calendar
 from headrace.collections.combined_reduce import FrequentGroups
@@ -35,9 +36,11 @@ from headrace.collections.source import load_batch, load_columns
 from headrace.collections.temporal import Temporal
 from headrace.errors import BugError, HeadraceError, from_wire, to_wire
 from headrace.expressions.remote import RemoteEvaluator
-from headrace.population import division, edges, fed_rows, merging, rows
+from headrace.kernels import packed
+from headrace.population import division, edges, equal_rows, fed_rows, merging, rows
 from headrace.population.edges import Arrivals
 from headrace.population.fed_rows import FedRows, Remaining
+from headrace.population.frequent_keys import NONE, FrequentKeys
 from headrace.population.reader import TableOrigin
 from headrace.population.snapshot import SnapshotRef
 from headrace.population.staging import Staging
@@ -77,6 +80,7 @@ class Exit:
     node: str = ""
     port: int = 0
     parts: int = 1
+    frequent: FrequentKeys = NONE
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +93,10 @@ class Segment:
     step: str = WHOLE
     """Step of the head: WHOLE, or one of two steps (``division``): SHARE, then FRONT; COMBINED:
     the rows before may have been added up (``combined_reduce``)."""
+    parts: int = 1
+    """Number of tasks that the rows of the head are divided among."""
+    frequent: FrequentKeys = NONE
+    """The frequent keys of the head, a join."""
 
     def then(self, node_id: str) -> Segment:
         """Return the segment with one more stateless collection."""
@@ -149,12 +157,13 @@ def run(
 ) -> BlockStream:
     """Run ``segment`` over blocks; yield blocks."""
     blocks = Arrivals(_schemas(spec.plan, segment))
+    batches = blocks.begin(batches)
     inputs = _loads(spec, segment, blocks.read(batches))
-
-    def named() -> str:
-        return part if blocks.part is None or not segment.head else f"k{blocks.part}"
-
-    produced = _drive(spec, segment, inputs, named)
+    head = spec.plan.node(segment.head) if segment.head else None
+    if isinstance(head, plan.ReduceSpec):
+        head = _of_part(spec.plan, head, blocks.part, segment.parts)
+    named = part if blocks.part is None or not segment.head else f"k{blocks.part}"
+    produced = _drive(spec, segment, head, inputs, named)
     yield from _leave(spec, exit_, part, _schema(spec.plan, segment), produced)
 
 
@@ -169,7 +178,7 @@ def run_source(
     else:
         loads = fed_rows.read(spec.fed[node.id], batches, first=number == 0)
     schema = _schema(spec.plan, segment)
-    produced = _drive(spec, segment, loads, lambda: str(number))
+    produced = _drive(spec, segment, node, loads, str(number))
     yield from _leave(spec, exit_, str(number), schema, produced)
 
 
@@ -253,46 +262,60 @@ def _loads(
 def _drive(
     spec: Spec,
     segment: Segment,
+    head: Node | None,
     inputs: Iterable[tuple[int, pa.RecordBatch]],
-    part: Callable[[], str],
+    part: str,
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the typed diffs of the segment's last collection; write its states at the end."""
+    """Yield the typed diffs of the segment's last collection; write its states at the end.
+
+    ``head``: the head's node, as far as task ``part`` computes it.
+    """
     store = MemoryStore(undo=False)
-    turns = Path(spec.turns) if spec.turns else None
-    remote = RemoteEvaluator(spec.dsn, spec.settings, spec.eval_dsn, owner=spec.owner, folder=turns)
-    try:
-        chain = _chain(spec, segment, store, remote)
+    with contextlib.closing(evaluator(spec)) as remote:
+        chain = _chain(spec, segment, head, store, remote)
         sent: Counter[int] = Counter()
-        limits = Limits(time_ms=spec.idle_ms, time_name=bounds.IDLE)
-        bound = Bound(limits, "a step of its population")
+        bound = bound_of_step(spec)
         for port, batch in inputs:
             sent[port] += batch.num_rows
-            step = _pushed(bound, chain, port, Diffs(0, 0, batch), batch.num_rows)
-            yield from step
+            yield from pushed(bound, chain, port, Diffs(0, 0, batch), batch.num_rows)
         if chain:
             for port in range(chain[0].ports):
                 end = TimeEnd(0, 0, sent[port])
-                yield from _pushed(bound, chain, port, end, sent.total())
-        _write_states(spec, segment, part(), store.runs())
-    finally:
-        remote.close()
+                yield from pushed(bound, chain, port, end, sent.total())
+        _write_states(spec, segment, part, store.runs())
+
+
+def evaluator(spec: Spec) -> RemoteEvaluator:
+    """Return an evaluator for the expressions of a task; the caller closes it."""
+    turns = Path(spec.turns) if spec.turns else None
+    return RemoteEvaluator(spec.dsn, spec.settings, spec.eval_dsn, owner=spec.owner, folder=turns)
+
+
+def bound_of_step(spec: Spec) -> Bound:
+    """Return the bound of one step of a task."""
+    limits = Limits(time_ms=spec.idle_ms, time_name=bounds.IDLE)
+    return Bound(limits, "a step of its population")
 
 
 def _chain(
-    spec: Spec, segment: Segment, store: MemoryStore, remote: RemoteEvaluator
+    spec: Spec,
+    segment: Segment,
+    head: Node | None,
+    store: MemoryStore,
+    remote: RemoteEvaluator,
 ) -> list[Collection]:
     whole, lsn = spec.plan, int(spec.ref.start_lsn)
-    names = (segment.head, *segment.tail)
+    nodes = [whole.node(name) for name in segment.tail]
     chain = []
-    if segment.step != WHOLE:
-        head = whole.node(segment.head)
+    if head is not None and segment.step != WHOLE:
         [schema] = (whole.node(name).schema for name in plan.inputs(head))
         steps = {SHARE: division.share, FRONT: division.front, COMBINED: division.combined}
         made = steps[segment.step](head, schema, remote)
         made.open(store)
         chain.append(made)
-        names = segment.tail
-    chain += [build.make(whole.node(name), whole, store, remote, lsn) for name in names if name]
+    elif head is not None:
+        nodes.insert(0, head)
+    chain += [build.make(node, whole, store, remote, lsn) for node in nodes]
     for collection in chain:
         collection.insert_only = True
         if isinstance(collection, Temporal | Calendar):
@@ -307,7 +330,12 @@ def _write_states(spec: Spec, segment: Segment, part: str, states: dict[str, Pie
         head = spec.plan.node(segment.head)
         divided = spec.divided.get(head.id)
         if isinstance(head, plan.JoinSpec) and divided is not None and part != FIRST_PART:
-            own.pop(f"{head.id}.{'left' if divided else 'right'}", None)
+            own.pop(_state_of(head, 1 - divided), None)
+        if isinstance(head, plan.JoinSpec) and segment.frequent and part != FIRST_PART:
+            for port in (0, 1):
+                name = _state_of(head, port)
+                if name in own:
+                    own[name] = segment.frequent.without_shared(port, own[name])
         if segment.step in (SHARE, FRONT):
             front = segment.step == FRONT
             own = {n: s for n, s in own.items() if division.belongs_to_step(head, n, front=front)}
@@ -316,7 +344,12 @@ def _write_states(spec: Spec, segment: Segment, part: str, states: dict[str, Pie
     spec.staging.write_state(part, own)
 
 
-def _pushed(
+def _state_of(node: plan.JoinSpec, port: int) -> str:
+    """Return the name of the state that a join keeps the rows of ``port`` in."""
+    return f"{node.id}.{('left', 'right')[port]}"
+
+
+def pushed(
     bound: Bound, chain: list[Collection], port: int, message: Diffs | TimeEnd, count: int
 ) -> list[pa.RecordBatch]:
     """Push a message through the chain as one bounded step of ``count`` rows; return the output."""
@@ -343,21 +376,23 @@ def _leave(
         count = spec.staging.write_rows(part, pieces)
         yield edges.counted(count)
         return
+    if exit_.kind == KEYED:
+        yield from _announced(spec.plan, exit_)
     if exit_.kind == KEYED and combined(spec, spec.plan.node(exit_.node)):
         yield from _leave_combined(spec, exit_, batches)
         return
-    for batch in batches:
-        if exit_.kind == PLAIN:
-            yield edges.whole(batch)
-            continue
-        node = spec.plan.node(exit_.node)
-        divided = spec.divided.get(node.id)
+    if exit_.kind == PLAIN:
+        yield from map(edges.whole, batches)
+        return
+    node = spec.plan.node(exit_.node)
+    divided = spec.divided.get(node.id)
+    for batch in equal_rows.added_up(node, schema, batches):
         if divided not in (None, exit_.port):
             yield edges.to_all(batch, exit_.port, exit_.parts)
             continue
         if divided is None:
             keys = edges.keys_for(node, exit_.port, keys_of(node, exit_.port), schema, batch)
-            yield edges.spread(batch, exit_.port, keys, exit_.parts)
+            yield from exit_.frequent.spread(batch, exit_.port, keys, exit_.parts)
             continue
         for number, (places, copy) in enumerate(division.copies(node, batch)):
             port = exit_.port + number
@@ -367,6 +402,35 @@ def _leave(
                 else edges.identities(copy)
             )
             yield edges.spread(copy, port, keys, exit_.parts)
+
+
+def _announced(whole: PhysicalPlan, exit_: Exit) -> Iterator[pa.RecordBatch]:
+    """Yield blocks without rows to the parts of the groups that always exist, maybe without rows.
+
+    A task knows its part from the blocks that it gets.
+    """
+    node = whole.node(exit_.node)
+    if isinstance(node, plan.ReduceSpec):
+        for part in sorted(set(_parts_of_always(whole, node, exit_.parts))):
+            yield edges.without_rows(whole.node(node.input).schema, part)
+
+
+def _parts_of_always(whole: PhysicalPlan, node: plan.ReduceSpec, parts: int) -> list[int]:
+    """Return the part of each group of ``node`` that always exists."""
+    if not node.always:
+        return []
+    schema = whole.node(node.input).schema
+    keys, _ = reduce.always(node, [schema[i].oid for i in node.keys])
+    return [*edges.parts_of(packed.all_valid(keys), parts).tolist()]
+
+
+def _of_part(
+    whole: PhysicalPlan, node: plan.ReduceSpec, part: int | None, parts: int
+) -> plan.ReduceSpec:
+    """Return ``node`` with only those groups that always exist in ``part``; None: it is empty."""
+    owners = _parts_of_always(whole, node, parts)
+    own = tuple(key for key, owner in zip(node.always, owners, strict=True) if owner == part)
+    return msgspec.structs.replace(node, always=own)
 
 
 def _leave_combined(
@@ -440,10 +504,7 @@ def single(spec: Spec, node: Node) -> bool:
     match node:
         case plan.JoinSpec():
             return not node.left_keys and node.id not in spec.divided
-        case plan.ReduceSpec():
-            # Each task would make the groups that always exist.
-            return bool(node.always) or (not node.keys and node.id not in spec.divided)
-        case plan.TopKSpec():
+        case plan.ReduceSpec() | plan.TopKSpec():
             return not node.keys and node.id not in spec.divided
         case plan.WindowSpec():
             return not node.keys

@@ -208,7 +208,7 @@ class Spark:
             frames = _SparkFrames(session, spec)
             try:
                 with spark_session.watched(session, job, staged.rows_read):
-                    counted = StageGraph(frames, spec, parts).run()
+                    counted = StageGraph(frames, spec, sizes, parts).run()
                 if not spec.returned:
                     job.complete(staged.rows_read())
             except SparkUnavailable:

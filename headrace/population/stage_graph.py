@@ -15,7 +15,9 @@ from headrace.collections.plan import PhysicalPlan, SourceSpec
 from headrace.config import Settings
 from headrace.errors import BugError
 from headrace.population import division, segments
+from headrace.population.frequent_keys import NONE, FrequentKeys
 from headrace.population.inputs import Inputs
+from headrace.population.join_sample import JoinSample
 from headrace.population.segments import Exit, Segment, Spec
 from headrace.population.snapshot import Snapshot
 from headrace.population.staging import Staging
@@ -121,12 +123,15 @@ class _Flow:
 class StageGraph:
     """The frames of a plan."""
 
-    def __init__(self, frames: TaskFrames, spec: Spec, parts: int) -> None:
-        """``parts``: number of tasks that rows are divided among by key."""
+    def __init__(
+        self, frames: TaskFrames, spec: Spec, sizes: Mapping[str, TableSize], parts: int
+    ) -> None:
+        """``sizes``: by source.  ``parts``: number of tasks that rows are divided among by key."""
         self._frames = frames
         self._spec = spec
         self._plan = spec.plan
         self._tasks = parts
+        self._sample = JoinSample(spec, sizes, parts)
         self._ranges = {name: len(found) for name, found in spec.blocks.items()}
         self._flows: dict[str, _Flow] = {}
         self._uses: dict[str, int] = {}
@@ -175,7 +180,12 @@ class StageGraph:
                 said = self._frames.shuffle(self._emit(share, Exit(segments.PLAIN)), 1)
                 return _Flow(Segment(node.id, step=segments.FRONT), said)
             case plan.ReduceSpec() if segments.combined(self._spec, node):
-                return _Flow(Segment(node.id, step=segments.COMBINED), self._met(node))
+                step = Segment(node.id, step=segments.COMBINED, parts=self._parts(node))
+                return _Flow(step, self._met(node))
+            case plan.JoinSpec() if node.id not in self._spec.divided:
+                frequent = self._sample.frequent(node)
+                segment = Segment(node.id, parts=self._parts(node), frequent=frequent)
+                return _Flow(segment, self._met(node, frequent))
             case (
                 plan.JoinSpec()
                 | plan.ReduceSpec()
@@ -187,7 +197,7 @@ class StageGraph:
                 | plan.TemporalSpec()
                 | plan.CalendarSpec()
             ):
-                return _Flow(Segment(node.id), self._met(node))
+                return _Flow(Segment(node.id, parts=self._parts(node)), self._met(node))
             case plan.UnionSpec():
                 frames = [
                     self._emit(self._flow(name), Exit(segments.PLAIN)) for name in node.inputs
@@ -198,12 +208,13 @@ class StageGraph:
             case plan.SinkSpec():
                 raise BugError("the sink is no input")
 
-    def _met(self, node: plan.Node) -> Frame:
+    def _met(self, node: plan.Node, frequent: FrequentKeys = NONE) -> Frame:
         """Return the inputs of ``node``, shuffled so that each task has one part."""
+        exit_ = Exit(segments.KEYED, node.id, 0, self._parts(node), frequent)
         return self._meeting(
             node,
             [
-                self._emit(self._flow(name), Exit(segments.KEYED, node.id, port, self._parts(node)))
+                self._emit(self._flow(name), replace(exit_, port=port))
                 for port, name in enumerate(plan.inputs(node))
             ],
         )
