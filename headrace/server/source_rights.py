@@ -59,9 +59,11 @@ SELECT DISTINCT o.rolname::text, ARRAY['USAGE'], 'SCHEMA', n.nspname::text {OWNE
    AND NOT pg_catalog.has_schema_privilege(o.oid, n.oid, 'USAGE') ORDER BY 1, 4
 """
 _CALLERS: Final = f"""
-SELECT o.rolname, o.rolcanlogin {OWNERS} AND NOT {acting.SUPERUSER} GROUP BY o.rolname, o.rolcanlogin
+SELECT o.rolname {OWNERS} AND NOT {acting.SUPERUSER}
+   AND (NOT o.rolcanlogin OR
+        pg_catalog.has_database_privilege(o.oid, pg_catalog.current_database(), 'CONNECT'))
  UNION
-SELECT o.rolname, false FROM pg_catalog.pg_roles o, pg_catalog.pg_roles e
+SELECT o.rolname FROM pg_catalog.pg_roles o, pg_catalog.pg_roles e
  WHERE o.rolcanlogin AND e.rolname = %(engine)s AND o.oid <> e.oid AND NOT {acting.SUPERUSER}
    AND NOT o.rolreplication AND pg_catalog.pg_has_role(e.oid, o.oid, 'USAGE')
    AND pg_catalog.has_database_privilege(o.oid, pg_catalog.current_database(), 'CONNECT')
@@ -138,13 +140,10 @@ def _of_evaluators(conn: Connection, roles: Sequence[str]) -> list[LackingRight]
 
 def of_callers(conn: Connection, engine: str) -> list[LackingRight]:
     """Return what lacks the owners of tables, and the other roles that Headrace may act for."""
-    found = conn.execute(_CALLERS, {"engine": engine}).fetchall()
-    logins = [str(name) for name, login in found if login]
-    others = sorted({str(name) for name, _ in found} - set(logins))
+    roles = [str(row[0]) for row in conn.execute(_CALLERS, {"engine": engine})]
     return [
-        *_of_database(conn, logins, ("CONNECT", *CALLER)),
-        *_of_database(conn, others, CALLER),
-        *_of_languages(conn, logins + others),
+        *_of_database(conn, roles, CALLER),
+        *_of_languages(conn, roles),
         *_read(conn, _OWN_SCHEMAS, {"engine": engine}),
     ]
 

@@ -430,7 +430,9 @@ def test_a_hardened_server_is_prepared(server, tmp_path):
         admin.execute(
             "GRANT CREATE ON SCHEMA public TO app, reader; GRANT SELECT ON orders TO reader"
         )
-        admin.execute("GRANT CONNECT ON DATABASE postgres TO reader")
+        admin.execute("GRANT CONNECT ON DATABASE postgres TO reader, app")
+        admin.execute("CREATE ROLE retired LOGIN; CREATE TABLE old (id int PRIMARY KEY)")
+        admin.execute("ALTER TABLE old OWNER TO retired")
         text = run("init", "--admin", server.dsn(), *words, **env)[1]
         optional = [line for line in text.splitlines() if '"reader"' in line]
         assert optional == [
@@ -440,6 +442,8 @@ def test_a_hardened_server_is_prepared(server, tmp_path):
             '-- GRANT USAGE ON LANGUAGE "sql" TO "reader";',
         ]
         assert '-- GRANT CONNECT ON DATABASE "postgres" TO "headrace_eval";' in text
+        # A role that may not connect stays outside.
+        assert re.findall(r'DATABASE .* TO "(app|retired)"', text) == ["app"]
         status, text = run("init", "--run", "--admin", server.dsn(), *words, **env)
         assert (status, "eval role cannot log in" in text) == (1, False)
         roles = admin.execute("SELECT rolname FROM pg_roles WHERE rolname ~ '^headrace_eval'")
