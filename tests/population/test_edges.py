@@ -37,7 +37,13 @@ def sorted_rows(batches):
 def received(sent, part, schemas=(SCHEMA,)):
     """Return the batches that part ``part`` reads of the blocks of ``sent``."""
     mine = [b.filter(pa.compute.equal(b.column("part"), part)) for b in sent]
-    return list(Arrivals(list(schemas)).read(mine))
+    return read(mine, schemas)
+
+
+def read(sent, schemas=(SCHEMA,)):
+    """Return the batches that a task reads of its blocks."""
+    blocks = Arrivals(list(schemas))
+    return list(blocks.read(blocks.begin(sent)))
 
 
 def test_every_row_comes_to_the_part_of_its_key():
@@ -96,7 +102,7 @@ def test_what_does_not_fit_is_refused():
         [pa.array([7], pa.int32()), *other.columns[1:]], schema=other.schema
     )
     with pytest.raises(BugError, match="part"):
-        list(Arrivals([SCHEMA]).read([sent, mixed]))
+        read([sent, mixed])
 
 
 def merged(path, parts):
