@@ -10,6 +10,7 @@ import contextlib
 import hashlib
 import re
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, Final
 
 import psycopg
@@ -70,7 +71,6 @@ def add_source(context: JobContext, job: Job, request: AddSource) -> dict[str, A
             sqlstate="42602",
         )
     settings = context.settings
-    rpc.check(settings.of_carrier(name).worker_socket)
     with job.connection(settings.source, what="builder") as conn, job.translating():
         workers.check_caller(conn, request)
         if name == MAIN or origins.find(conn, name) is not None:
@@ -98,7 +98,7 @@ def add_source(context: JobContext, job: Job, request: AddSource) -> dict[str, A
                     None,
                     remote.no_commit(start),
                 )
-                _enter(conn, row, tables)
+                _enter(conn, row, tables, settings.of_carrier(name).worker_socket)
             except BaseException:
                 with contextlib.suppress(HeadraceError, psycopg.Error):
                     remote.remove(there, settings, slot)
@@ -271,8 +271,11 @@ def _distinct(tables: Sequence[RemoteTable]) -> list[RemoteTable]:
     return list(by_name.values())
 
 
-def _enter(conn: Connection, row: SourceRow, tables: Sequence[RemoteTable]) -> None:
-    """Create the shadow tables and insert the source's row, in one transaction."""
+def _enter(conn: Connection, row: SourceRow, tables: Sequence[RemoteTable], socket: Path) -> None:
+    """Create the shadow tables and insert the source's row, in one transaction.
+
+    ``socket``: that of the process that will follow the source.
+    """
     schema = sql.Identifier(row.name)
     try:
         with conn.transaction():
@@ -280,6 +283,7 @@ def _enter(conn: Connection, row: SourceRow, tables: Sequence[RemoteTable]) -> N
             conn.execute(sql.SQL("CREATE SCHEMA {}").format(schema))
             if not origins.insert(conn, row):
                 raise DuplicateError(f'source "{row.name}" already exists')
+            rpc.check(socket)
             for table in tables:
                 _stand_in(conn, row, table)
     except psycopg.errors.DuplicateSchema as error:
