@@ -50,23 +50,23 @@ class BatchEnds:
         """
         units: list[Unit] = [*views, *subplans]
         at = units[0].processed
-        fed = self.feeders(units)
-        known = [view.progress.txid for view in views if view.progress is not None]
-        least = min([reach, *(feeder.processed for feeder in fed), *_later(known, at)])
-        if subplans:
-            least = min([least, *_later(self._readers_at(subplans), at)])
+        fed, readers = self.feeders(units), self._readers(subplans)
+        known = {txid for view in views for txid in view.written_txids}
+        known.update(txid for unit in readers for txid in unit.resting_txids)
+        later = [txid for txid in known if txid > at]
+        least = min([reach, *(feeder.processed for feeder in fed), *later])
         size = min(unit.coalesced.count for unit in units)
         remote = any(unit.placed for unit in units)
         most = self._cursors.bounded(at, min(least, stop), size, remote=remote)
         if not self._state.suspects.quiet or self._taps.any:
             most = at + 1
-        if subplans:
-            if views or not all(map(self._coalesces, subplans)):
-                most = at + 1
-            readers = [view for shared in subplans for view in self._state.views_of(shared)]
-            since = self._state.records.time_of(at)
-            return _doubled(at, self._calendar_end(readers, at + 1, most, since), least, fed)
-        return _common(at, self._calendar_end(views, at + 1, most), least, fed)
+        if not subplans:
+            return _common(at, self._calendar_end(views, at + 1, most), least, fed)
+        if views or not _coalesce(subplans, readers):
+            most = at + 1
+        reading = [unit for unit in readers if isinstance(unit, View)]
+        since = self._state.records.time_of(at)
+        return _doubled(at, self._calendar_end(reading, at + 1, most, since), least, fed)
 
     def feeders(self, units: Iterable[Unit]) -> list[Shared]:
         """Return the subplans that ``units`` read directly and that are further."""
@@ -80,19 +80,11 @@ class BatchEnds:
         least = min((feeder.processed for feeder in fed), default=unit.processed + 1)
         return _common(unit.processed, 0, least, fed) is None
 
-    def _coalesces(self, shared: Shared) -> bool:
-        """Return whether a subplan may process several txids as one (Invariant 2)."""
+    def _readers(self, subplans: Iterable[Shared]) -> list[Unit]:
+        """Return the units that read ``subplans``, directly or not."""
         state = self._state
-        if shared.awaited or shared.placed or shared.output.last_txid > shared.processed:
-            return False
-        for unit in filter(None, map(state.unit, state.all_readers(shared))):
-            if isinstance(unit, View) and unit.owned and unit.progress is None:
-                return False
-            if unit.placed or unit.staged or unit.store is None:
-                return False
-            if isinstance(unit, Shared) and unit.awaited:
-                return False
-        return True
+        ids = {unit_id for shared in subplans for unit_id in state.all_readers(shared)}
+        return [unit for unit in map(state.unit, ids) if unit is not None]
 
     def _calendar_end(self, views: Iterable[View], first: int, last: int, since: int = 0) -> int:
         """Return the last txid up to ``last`` with which a batch from ``first`` on may end.
@@ -116,16 +108,20 @@ class BatchEnds:
                         low = middle + 1
         return last
 
-    def _readers_at(self, subplans: Iterable[Shared]) -> set[int]:
-        """Return the txids after which readers of ``subplans`` go on, or may go on again."""
-        state = self._state
-        readers = {unit_id for shared in subplans for unit_id in state.all_readers(shared)}
-        found = filter(None, map(state.unit, readers))
-        return {txid for unit in found for txid in unit.resting_txids}
 
-
-def _later(txids: Iterable[int], at: int) -> list[int]:
-    return [txid for txid in txids if txid > at]
+def _coalesce(subplans: Iterable[Shared], readers: Iterable[Unit]) -> bool:
+    """Return whether ``subplans`` may process several txids as one (Invariant 2)."""
+    for shared in subplans:
+        if shared.awaited or shared.placed or shared.output.last_txid > shared.processed:
+            return False
+    for unit in readers:
+        if isinstance(unit, View) and unit.owned and unit.progress is None:
+            return False
+        if unit.placed or unit.staged or unit.store is None:
+            return False
+        if isinstance(unit, Shared) and unit.awaited:
+            return False
+    return True
 
 
 def _fits(txid: int, fed: Iterable[Shared]) -> bool:
