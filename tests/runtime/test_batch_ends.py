@@ -163,12 +163,12 @@ class World:
 
     def lead(self) -> None:
         """Read each txid by itself, as views that lead do, unless that is forbidden."""
-        for view in self.state.views.values():
-            if self.state.must_coalesce(view):
+        for one in self.state.views.values():
+            if self.state.must_coalesce(one):
                 continue
-            for feeder in view.feeds.values():
+            for feeder in one.feeds.values():
                 shared = self.state.subplans[feeder]
-                for txid in range(view.processed + 1, shared.processed + 1):
+                for txid in range(one.processed + 1, shared.processed + 1):
                     shared.sent(txid, txid)
 
     def capture(self) -> None:
