@@ -19,6 +19,7 @@ Edges call ``receive``, which enforces the contract of times:
 
 from __future__ import annotations
 
+import functools
 import time
 from abc import ABC, abstractmethod
 from collections import deque
@@ -35,7 +36,7 @@ from headrace.kernels.numbering import Consolidator
 from headrace.kernels.packed import Packed
 from headrace.process import bounds
 from headrace.state.contract import StateStore
-from headrace.types import Diffs, Schema, TimeEnd, arrow_type, diff_batch
+from headrace.types import Diffs, Schema, TimeEnd, arrow_schema, arrow_type
 
 ROWS_PER_BATCH_MAX: Final = 65_536
 """Maximum rows of a record batch; the dataflow cuts larger ones."""
@@ -267,21 +268,35 @@ def keys_of(columns: Sequence[pa.Array], oids: Sequence[int], count: int) -> Pac
     return rows.pack_keys(columns, oids) if columns else packed.empty(count)
 
 
+@functools.lru_cache(maxsize=4096)
+def layout_of(schema: Schema) -> rows.Layout:
+    """Return the layout of rows with the columns of ``schema``, and of its diff batches."""
+    return rows.Layout([arrow_type(field.oid) for field in schema], arrow_schema(schema))
+
+
 def decode(encoded: Packed, schema: Schema, weights: Int64s) -> pa.RecordBatch:
     """Return the diffs of rows that ``encode`` made from columns of ``schema``."""
-    columns = rows.decode_rows(encoded, [arrow_type(f.oid) for f in schema])
-    return diff_batch(schema, columns, pa.array(weights))
+    return rows.unpack_batch(encoded, layout_of(schema), weights)
+
+
+def under(schema: Schema, batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Return a diff batch with the names of ``schema``, whose types are those of its columns."""
+    named, own = arrow_schema(schema), batch.schema
+    if own.equals(named, check_metadata=True):
+        return batch
+    if layout_of(schema).fits(own):
+        return rows.relabel(batch, named)
+    return pa.RecordBatch.from_arrays(batch.columns, schema=named)
 
 
 def columns_of(batch: pa.RecordBatch) -> list[pa.Array]:
     """Return the columns of a diff batch without ``__weight``."""
-    columns: list[pa.Array] = batch.columns[:-1]
-    return columns
+    return [batch.column(place) for place in range(batch.num_columns - 1)]
 
 
 def weights_of(batch: pa.RecordBatch) -> Int64s:
     """Return the weights of a diff batch."""
-    weights: Int64s = batch.columns[-1].to_numpy()
+    weights: Int64s = batch.column(batch.num_columns - 1).to_numpy()
     return weights
 
 
@@ -294,8 +309,7 @@ class Diffed:
 
     def add(self, batch: pa.RecordBatch) -> None:
         """Add the diffs of ``batch``."""
-        encoded = encode(columns_of(batch), batch.num_rows)
-        self._rows.add(encoded, weights_of(batch))
+        self._rows.add(*rows.pack_batch(batch, layout_of(self._schema)))
 
     def take(self) -> list[pa.RecordBatch]:
         """Return everything added since the last call: each row once, none with weight 0."""

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pyarrow as pa
 
 from headrace.collections import plan
-from headrace.collections.base import Collection, Diffed, cut
+from headrace.collections.base import Collection, Diffed, cut, under
 from headrace.collections.steps import Step, make_step
 from headrace.expressions.remote import RemoteEvaluator
-from headrace.types import Schema, arrow_schema
+from headrace.types import Schema
 
 
 class Chain(Collection):
@@ -17,7 +17,6 @@ class Chain(Collection):
     def __init__(self, node_id: str, schema: Schema, in_schema: Schema, steps: list[Step]) -> None:
         super().__init__(node_id, schema)
         self._steps = steps
-        self._schema = arrow_schema(schema)
         self._held = Diffed(in_schema) if any(s.may_raise for s in steps) else None
 
     def apply(self, port: int, batch: pa.RecordBatch) -> list[pa.RecordBatch]:
@@ -36,7 +35,7 @@ class Chain(Collection):
     def _run(self, batch: pa.RecordBatch) -> list[pa.RecordBatch]:
         for step in self._steps:
             batch = step.run(batch)
-        return cut(pa.RecordBatch.from_arrays(batch.columns, schema=self._schema))
+        return cut(under(self.schema, batch))
 
 
 class Filter(Chain):

@@ -19,6 +19,7 @@ from headrace.kernels import buffers, rows, source, text
 from headrace.kernels.buffers import Int64s
 from headrace.kernels.numbering import Numbering
 from headrace.kernels.packed import Packed
+from headrace.process import bounds
 from headrace.types import arrow_type
 
 WHOLE_ROW: Final = 2
@@ -78,6 +79,11 @@ class TableChanges:
     def olds(self) -> np.ndarray:
         """How much of each old row the stream carries: nothing, the key or all."""
         return cast("np.ndarray", self._once(self._numbers, "__old"))
+
+    @property
+    def first_lsn(self) -> int:
+        """The least position of a change's transaction."""
+        return cast("int", self._once(self._first_lsn))
 
     @property
     def names(self) -> frozenset[str]:
@@ -158,11 +164,15 @@ class TableChanges:
     def _truncated(self) -> bool:
         return bool((self.ops == source.TRUNCATE).any())
 
+    def _first_lsn(self) -> int:
+        lsns = self._numbers("__lsn")
+        return int(lsns.min()) if len(lsns) else 0
+
     def _names(self) -> frozenset[str]:
         return frozenset(self.batch.schema.names)
 
     def _nbytes(self) -> int:
-        return int(self.batch.nbytes)
+        return bounds.size_of(self.batch)
 
     def _value(self, column: SourceColumn, of_key: bool) -> tuple[pa.Array, np.ndarray | None]:
         new, missing = self.text("n", column), None

@@ -111,7 +111,7 @@ class FrequentGroups(Reduce):
         for low in range(0, size, _GROUPS_PER_BATCH):
             slots = np.arange(low, min(low + _GROUPS_PER_BATCH, size))
             said = [data.hex() for data in self._gathered(slots)]
-            columns = rows.decode_rows(key_rows.take(slots), self._key_types)
+            columns = rows.decode_rows(key_rows.take(slots), self._key_layout.types)
             columns.append(pa.array(said, arrow_type(TEXT)))
             ones = pa.array(np.ones(len(slots), np.int64))
             out += cut(diff_batch(self._says, columns, ones))

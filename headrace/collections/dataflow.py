@@ -153,7 +153,7 @@ class Dataflow:
         """
         if table_oid in self._sources:
             # The rows cost time even where a source filters out all of them.
-            size = changes.nbytes if made is None else made.nbytes
+            size = bounds.size_of(changes) if made is None else made.nbytes
             bounds.admit(changes.num_rows, size)
         for node in self._sources.get(table_oid, ()):
             source = self._nodes[node.id]
@@ -165,7 +165,7 @@ class Dataflow:
 
     def feed(self, name: str, diffs: pa.RecordBatch) -> None:
         """Process diffs of the shared subplan that node ``name`` stands for."""
-        bounds.admit(diffs.num_rows, diffs.nbytes)
+        bounds.admit(diffs.num_rows, bounds.size_of(diffs))
         for batch in cut(diffs):
             self._feed(name, batch)
 

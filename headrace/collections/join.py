@@ -23,7 +23,7 @@ from headrace.kernels.numbering import Consolidator, Numbering, add_up, group
 from headrace.kernels.packed import Nullable, Packed
 from headrace.process import bounds
 from headrace.state.contract import IndexState, Scanned, StateStore
-from headrace.types import Schema, arrow_type, diff_batch
+from headrace.types import Schema, arrow_schema, arrow_type, diff_batch
 
 Flags = npt.NDArray[np.bool_]
 Shown = tuple[Packed, Int64s]
@@ -61,9 +61,12 @@ class Join(base.Collection):
         super().__init__(node.id, node.schema, 2)
         self._node = node
         self._inputs_schema = (left, right)
-        self._pair_schema = (*left, *right)
+        self._layouts = (base.layout_of(left), base.layout_of(right))
+        pairs_schema = (*left, *right)
         self._residual = FilterStep(node.residual, remote)
-        self._held = base.Diffed(self._pair_schema) if self._residual.may_raise else None
+        self._held = base.Diffed(pairs_schema) if self._residual.may_raise else None
+        # Without a residual predicate the pairs are the output.
+        self._pairs_arrow = arrow_schema(pairs_schema if node.residual else self.schema)
         self._meets = not node.left_only or bool(node.residual)
         """Whether pairs are computed at all."""
         self._states: tuple[IndexState, IndexState]
@@ -125,12 +128,15 @@ class Join(base.Collection):
 
     def _apply(self, port: int, batch: pa.RecordBatch, keys: Packed) -> list[pa.RecordBatch]:
         """Store rows of ``port``; return their pairs, before the residual."""
-        columns = base.columns_of(batch)
-        if self.insert_only and columns and not self._node.watched:
-            weights = base.weights_of(batch)
-            self._states[port].load(keys, rows.pack_rows(columns), weights)
+        if port == 1 and not self._meets:
+            # Only the number of rows per key matters, which are all counted as the empty row.
+            encoded, incoming_weights = packed.empty(len(keys)), base.weights_of(batch)
         else:
-            self._keep(port, batch, keys)
+            encoded, incoming_weights = rows.pack_batch(batch, self._layouts[port])
+        if self.insert_only and self._inputs_schema[port] and not self._node.watched:
+            self._states[port].load(keys, encoded, incoming_weights)
+        else:
+            self._keep(port, encoded, incoming_weights, keys)
         if not self._meets:
             return []
         distinct, groups = group(keys)
@@ -139,25 +145,17 @@ class Join(base.Collection):
             return []
         counts = np.bincount(at, minlength=len(distinct))
         starts = np.cumsum(counts) - counts
-        matched = rows.decode_rows(found, self._types(1 - port))
-        incoming_weights = batch.columns[-1].to_numpy()
         out: list[pa.RecordBatch] = []
         for left, right in pairs(groups, starts, counts, base.ROWS_PER_BATCH_MAX):
-            mine = _take(columns, left)
-            theirs = _take(matched, right)
-            products = pa.array(incoming_weights[left] * found_weights[right])
-            both = [*mine, *theirs] if port == 0 else [*theirs, *mine]
-            out.append(diff_batch(self._pair_schema, both, products))
+            mine = encoded, self._layouts[port], left
+            theirs = found, self._layouts[1 - port], right
+            both = (mine, theirs) if port == 0 else (theirs, mine)
+            products = incoming_weights[left] * found_weights[right]
+            out.append(rows.unpack_parts(both, self._pairs_arrow, products))
         return out
 
-    def _keep(self, port: int, batch: pa.RecordBatch, keys: Packed) -> None:
+    def _keep(self, port: int, encoded: Packed, weights: Int64s, keys: Packed) -> None:
         """Add rows to the state of ``port``, and note them for the match tracking."""
-        weights = base.weights_of(batch)
-        if port == 1 and not self._meets:
-            # Only the number of rows per key matters, which are all counted as the empty row.
-            encoded = packed.empty(len(keys))
-        else:
-            encoded = base.encode(base.columns_of(batch), batch.num_rows)
         self._note(port, keys, encoded, weights)
         self._states[port].add_many(keys, encoded, weights)
 
@@ -211,7 +209,7 @@ class Join(base.Collection):
             side.pair(keys, encoded, base.weights_of(half))
         if self._node.left_only:
             return []
-        return [diff_batch(self.schema, base.columns_of(passed), passed.columns[-1])]
+        return [base.under(self.schema, passed)]
 
     def _half(self, port: int, joined: pa.RecordBatch) -> pa.RecordBatch:
         """Return the columns of one side, with the weights."""
@@ -253,16 +251,6 @@ def keys_of(node: plan.JoinSpec, port: int, schema: Schema, batch: pa.RecordBatc
     if strict:
         keys.valid = rows.whole(strict)
     return keys
-
-
-def _take(columns: list[pa.Array], index: np.ndarray) -> list[pa.Array]:
-    if not columns:
-        return columns
-    n = len(index)
-    if n == len(columns[0]) and index[0] == 0 and (n == 1 or (np.diff(index) == 1).all()):
-        return columns
-    places = pa.array(index)
-    return [column.take(places) for column in columns]
 
 
 def pairs(

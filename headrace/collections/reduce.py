@@ -11,11 +11,11 @@ import pyarrow as pa
 from headrace.collections import aggregates, plan
 from headrace.collections.accumulators import Accumulator
 from headrace.collections.aggregates import Part, PartFeed, Unique
-from headrace.collections.base import Collection, columns_of, cut, encode, keys_of
+from headrace.collections.base import Collection, columns_of, cut, encode, keys_of, weights_of
 from headrace.collections.retained_values import Asked, RetainedValues, Rows
 from headrace.errors import BugError, RowError
 from headrace.expressions.remote import RemoteEvaluator
-from headrace.kernels import aggregate, buffers, packed, rows, text
+from headrace.kernels import aggregate, packed, rows, text
 from headrace.kernels.aggregate import Numbers
 from headrace.kernels.buffers import Int64s
 from headrace.kernels.groups import WIDTH_MAX, Groups
@@ -23,7 +23,7 @@ from headrace.kernels.numbering import Numbering
 from headrace.kernels.packed import Nullable, Packed
 from headrace.kernels.sums import IntSums
 from headrace.state.contract import MapState, StateStore
-from headrace.types import Schema, arrow_type, diff_batch
+from headrace.types import Schema, arrow_schema, arrow_type
 
 _GROUPS_PER_STEP: Final = 65_536
 _GROUPS_MIN: Final = 8
@@ -60,8 +60,9 @@ class Reduce(Collection):
         super().__init__(node.id, node.schema, ports)
         self._node = node
         self._key_oids = [in_schema[i].oid for i in node.keys]
-        self._key_types = [arrow_type(oid) for oid in self._key_oids]
         self._result_types = [arrow_type(a.result.oid) for a in node.aggregates]
+        self._key_layout = rows.Layout([arrow_type(oid) for oid in self._key_oids])
+        self._result_layout = rows.Layout(self._result_types)
         self._parts, self._feeds = aggregates.make(
             node.aggregates, f"{node.id}.values", in_schema, remote
         )
@@ -119,9 +120,10 @@ class Reduce(Collection):
         if n == 0:
             return
         columns = columns_of(batch)
-        weights = np.array(buffers.values(batch.columns[-1]), np.int64)
-        keys = keys_of([columns[i] for i in self._node.keys], self._key_oids, n)
-        slots = self._number(keys, [columns[i] for i in self._node.keys])
+        weights = weights_of(batch)
+        named = [columns[i] for i in self._node.keys]
+        keys = keys_of(named, self._key_oids, n)
+        slots = self._number(keys, named)
         if counted:
             self._counts.add(slots, np.ones(n, np.int64), weights, len(self._slots))
         for feed in feeds:
@@ -134,8 +136,10 @@ class Reduce(Collection):
         """
         slots, firsts = self._slots.add(keys)
         if len(firsts):
-            at = pa.array(firsts)
-            self._key_rows.append(encode([column.take(at) for column in columns], len(firsts)))
+            if len(firsts) < len(keys):
+                at = pa.array(firsts)
+                columns = [column.take(at) for column in columns]
+            self._key_rows.append(encode(columns, len(firsts)))
         return slots
 
     def _gathered(self, slots: Int64s) -> list[bytes]:
@@ -268,7 +272,7 @@ class Reduce(Collection):
         try:
             totals = aggregate.advance_counts(olds, at, self._counts.take(slots), news)
             columns = [
-                pa.array(accumulator.advance(olds, at, slots, news), kind)
+                rows.array_of(accumulator.advance(olds, at, slots, news), kind)
                 for accumulator, kind in zip(self._accumulators, self._result_types, strict=True)
                 if accumulator is not None
             ]
@@ -320,13 +324,9 @@ class Reduce(Collection):
         groups, numbers, weights = aggregate.turned(old_rows, new_rows)
         if not len(groups):
             return []
-        columns: list[pa.Array] = []
-        if self._key_types:
-            columns += rows.decode_rows(key_rows.take(groups), self._key_types)
-        if self._result_types:
-            results = packed.take_two(old_rows.packed, new_rows.packed, numbers)
-            columns += rows.decode_rows(results, self._result_types)
-        return cut(diff_batch(self.schema, columns, pa.array(weights)))
+        results = packed.take_two(old_rows.packed, new_rows.packed, numbers)
+        parts = ((key_rows, self._key_layout, groups), (results, self._result_layout, None))
+        return cut(rows.unpack_parts(parts, arrow_schema(self.schema), weights))
 
 
 def always(node: plan.ReduceSpec, oids: list[int]) -> tuple[Packed, Packed]:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from headrace.collections import plan
-from headrace.collections.base import Collection, Diffed, columns_of
-from headrace.types import diff_batch
+from headrace.collections.base import Collection, Diffed, under, weights_of
+from headrace.kernels import buffers
 
 
 class Sink(Collection):
@@ -34,8 +33,8 @@ class Sink(Collection):
     def apply(self, port: int, batch: pa.RecordBatch) -> list[pa.RecordBatch]:
         """See ``Collection``."""
         inserts = self.insert_only and self.repeats
-        if self._once or (inserts and pc.min(batch.columns[-1]).as_py() > 0):
-            self._first.append(diff_batch(self.schema, columns_of(batch), batch.columns[-1]))
+        if self._once or (inserts and (weights_of(batch) > 0).all()):
+            self._first.append(under(self.schema, batch))
         else:
             self._diffs.add(batch)
         return []
@@ -44,7 +43,9 @@ class Sink(Collection):
         """See ``Collection``."""
         first, self._first = self._first, []
         taken = self._diffs.take()
-        if self._once or all(pc.min(batch.columns[-1]).as_py() > 0 for batch in taken):
+        if not first:
+            return taken
+        if self._once or not any(buffers.negative(weights_of(batch)) for batch in taken):
             return first + taken
         for batch in first + taken:
             self._diffs.add(batch)

@@ -152,14 +152,16 @@ class Source(Collection):
         """Process a change batch (it starts with ``__op``), or rows of ``load_batch``."""
         if batch.schema.get_field_index("__op") != 0:
             return self._load(batch)
-        late = batch.column("__lsn").to_numpy() >= self._start_lsn
-        if not late.all():
+        changes = TableChanges(batch, self._table, self.made)
+        if changes.first_lsn < self._start_lsn:
+            late = batch.column("__lsn").to_numpy() >= self._start_lsn
             batch = batch.filter(pa.array(late))
+            changes = TableChanges(batch, self._table)
         if batch.num_rows == 0:
             return []
         if self._node.full_identity:
             return self._apply_multiset(batch)
-        return self._apply_keyed(batch)
+        return self._apply_keyed(changes)
 
     def reached(self, changes: TableChanges) -> bool:
         """Return whether a change batch may concern a row that is kept or wanted; True in doubt."""
@@ -199,8 +201,8 @@ class Source(Collection):
 
     # --- changes of a table whose rows have a key
 
-    def _apply_keyed(self, batch: pa.RecordBatch) -> list[pa.RecordBatch]:
-        ops = self._read_ops(TableChanges(batch, self._table, self.made))
+    def _apply_keyed(self, changes: TableChanges) -> list[pa.RecordBatch]:
+        ops = self._read_ops(changes)
         out: list[pa.RecordBatch] = []
         start = 0
         for end in source.segments(ops.ops, ops.slots.olds, ops.slots.news, ops.unchanged):
@@ -242,13 +244,16 @@ class Source(Collection):
             raise self._misfit(int(ops.ops[effect.wrong]), missing=effect.why == source.MISSING)
         stored = packed.take_nullable(new_rows, effect.stored)
         self._state.put_many(slots.keys.take(effect.slots), stored)
-        new, size = values, count
-        if effect.came is not None:
-            index, size = pa.array(effect.came), len(effect.came)
-            new = [column.take(index) for column in values] if size else []
+        went = effect.went
+        came = np.arange(count) if effect.came is None else effect.came
         if not values:
-            return self._emit(packed.empty(0), [], size - len(effect.went))
-        return self._emit(before.packed.take(effect.went), new, size)
+            return self._counted(len(came) - len(went))
+        if not len(went) and not len(came):
+            return []
+        weights = np.ones(len(went) + len(came), np.int64)
+        weights[: len(went)] = -1
+        order = np.concatenate((went, came + len(before)))
+        return cut(decode(packed.take_two(before.packed, new_rows, order), self.schema, weights))
 
     def _fill(self, ops: _Ops, unchanged: np.ndarray, before: Nullable) -> list[pa.Array]:
         """Return the values with unchanged TOAST values filled in from the stored rows."""
@@ -332,22 +337,9 @@ class Source(Collection):
             self._state.put_many(packed.pack(keys), packed.nullable([None] * len(keys)))
         return out
 
-    def _emit(self, went: Packed, new: list[pa.Array], came: int) -> list[pa.RecordBatch]:
-        """Return retractions of ``went``, then ``came`` new rows."""
-        if not len(went) and not came:
-            return []
-        if not self._types:
-            weight = pa.array(np.array([came] if came else [], np.int64))
-            return cut(diff_batch(self.schema, [], weight))
-        columns = new
-        if len(went):
-            old = rows.decode_rows(went, self._types)
-            columns = old
-            if came:
-                columns = [pa.concat_arrays([a, b]) for a, b in zip(old, new, strict=True)]
-        weights = np.ones(len(went) + came, np.int64)
-        weights[: len(went)] = -1
-        return cut(diff_batch(self.schema, columns, pa.array(weights)))
+    def _counted(self, net: int) -> list[pa.RecordBatch]:
+        """Return the difference in the number of rows, none of whose columns is read."""
+        return self._decoded(packed.empty(1), np.array([net], np.int64)) if net else []
 
     def _decoded(self, net: Packed, weights: Int64s) -> list[pa.RecordBatch]:
         return cut(decode(net, self.schema, weights))

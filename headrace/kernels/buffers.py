@@ -17,6 +17,9 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+if cython.compiled:
+    from cython.cimports.headrace.kernels.pointers import bytes_of, longs_of, new_longs
+
 Bytes = npt.NDArray[np.uint8]
 Offsets = npt.NDArray[np.int32]
 Int64s = npt.NDArray[np.int64]
@@ -49,6 +52,10 @@ def view(array: npt.NDArray[Any]) -> memoryview:
     return memoryview(array)  # type: ignore[arg-type]  # numpy says so only for Python 3.12
 
 
+if not cython.compiled:
+    bytes_of = longs_of = new_longs = view
+
+
 def is_text(kind: pa.DataType) -> bool:
     """Return whether arrays of ``kind`` have 32-bit offsets and bytes."""
     return kind.id in _TEXTS
@@ -70,22 +77,22 @@ def all_valid(n: int) -> Bytes:
 
 def every(flags: Bytes) -> bool:
     """Return whether no byte is 0; much faster than ``all`` for a few."""
-    return bool(_find(view(flags), True) < 0)
+    return bool(_find(bytes_of(flags), len(flags), True) < 0)
 
 
 def some(flags: Bytes) -> bool:
     """Return whether a byte is not 0; much faster than ``any`` for a few."""
-    return bool(_find(view(flags), False) >= 0)
+    return bool(_find(bytes_of(flags), len(flags), False) >= 0)
 
 
 def negative(numbers: Int64s) -> bool:
     """Return whether a number is below 0; much faster than ``any`` for a few."""
-    return bool(_negative(view(numbers)))
+    return bool(_negative(longs_of(numbers), len(numbers)))
 
 
 def multiplicity(weights: Int64s) -> int:
     """Return the sum of absolute weights; -1 if one is 0."""
-    return int(_multiplicity(view(weights)))
+    return int(_multiplicity(longs_of(weights), len(weights)))
 
 
 def minus_ones(n: int) -> Int64s:
@@ -179,30 +186,18 @@ def lengths(pieces: list[bytes]) -> Int64s:
 def bounds(sizes: Int64s) -> Int64s:
     """Return where consecutive pieces of these sizes begin, and where the last one ends."""
     out = np.zeros(len(sizes) + 1, np.int64)
-    _sum(view(sizes), view(out))
+    _sum(longs_of(sizes), len(sizes), new_longs(out))
     return out
 
 
 @cython.cfunc
 @cython.exceptval(check=False)
-def _sum(sizes: cython.const_longlong[::1], out: cython.longlong[::1]) -> cython.void:
+def _sum(sizes: cython.p_longlong, count: cython.Py_ssize_t, out: cython.p_longlong) -> cython.void:
     i: cython.Py_ssize_t
     total: cython.longlong = 0
-    for i in range(len(sizes)):
+    for i in range(count):
         total += sizes[i]
         out[i + 1] = total
-
-
-@cython.cfunc
-@cython.exceptval(check=False)
-def size_fixed(
-    valid: cython.const_uchar[::1], sizes: cython.longlong[::1], width: cython.Py_ssize_t
-) -> cython.void:
-    """Add the bytes of each row's value to the size of the row, ``sizes[i + 1]``."""
-    i: cython.Py_ssize_t
-    for i in range(len(valid)):
-        if valid[i]:
-            sizes[i + 1] += width
 
 
 def cut(joined: bytes, limits: cython.const_longlong[::1]) -> list[bytes]:
@@ -222,10 +217,10 @@ def cut(joined: bytes, limits: cython.const_longlong[::1]) -> list[bytes]:
 
 @cython.cfunc
 @cython.exceptval(-2, check=False)
-def _find(flags: cython.const_uchar[::1], zero: cython.bint) -> cython.Py_ssize_t:
+def _find(flags: cython.p_uchar, count: cython.Py_ssize_t, zero: cython.bint) -> cython.Py_ssize_t:
     """Return the first place of a byte that is 0, or is not; -1: none."""
     i: cython.Py_ssize_t
-    for i in range(len(flags)):
+    for i in range(count):
         if (flags[i] == 0) == zero:
             return i
     return -1
@@ -233,10 +228,10 @@ def _find(flags: cython.const_uchar[::1], zero: cython.bint) -> cython.Py_ssize_
 
 @cython.cfunc
 @cython.exceptval(check=False)
-def _multiplicity(weights: cython.const_longlong[::1]) -> cython.longlong:
+def _multiplicity(weights: cython.p_longlong, count: cython.Py_ssize_t) -> cython.longlong:
     i: cython.Py_ssize_t
     total: cython.longlong = 0
-    for i in range(len(weights)):
+    for i in range(count):
         weight: cython.longlong = weights[i]
         if weight == 0:
             return -1
@@ -246,9 +241,9 @@ def _multiplicity(weights: cython.const_longlong[::1]) -> cython.longlong:
 
 @cython.cfunc
 @cython.exceptval(check=False)
-def _negative(numbers: cython.const_longlong[::1]) -> cython.bint:
+def _negative(numbers: cython.p_longlong, count: cython.Py_ssize_t) -> cython.bint:
     i: cython.Py_ssize_t
-    for i in range(len(numbers)):  # noqa: SIM110  a loop of C, where any() takes a generator
+    for i in range(count):  # noqa: SIM110  a loop of C, where any() takes a generator
         if numbers[i] < 0:
             return True
     return False

@@ -3,11 +3,24 @@
 
 from __future__ import annotations
 
+import functools
+
 import cython
 import numpy as np
 import pyarrow as pa
 
 from headrace.kernels import buffers
+
+if cython.compiled:
+    from cython.cimports.headrace.kernels.pointers import (
+        bytes_of,
+        ints_of,
+        longs_of,
+        new_bytes,
+        new_ints,
+    )
+else:
+    bytes_of = ints_of = longs_of = new_bytes = new_ints = buffers.view
 
 
 class Cells:
@@ -29,7 +42,7 @@ class Cells:
         """Return the texts of the column at ``at``; NULL also where absent."""
         n = len(self.lsns)
         if not self.there[at] & 1:
-            return pa.nulls(n, pa.string())
+            return _nothing(n)
         mine = slice(at * n, (at + 1) * n)
         return _column(self.source, self.places[mine], self.sizes[mine])
 
@@ -39,24 +52,30 @@ class Cells:
         return pa.array(self.sizes[at * n : (at + 1) * n] == -2)
 
 
+@functools.lru_cache(maxsize=64)
+def _nothing(rows: int) -> pa.Array:
+    """Return a column of NULLs; most batches lack old values, and have few rows."""
+    return pa.nulls(rows, pa.string())
+
+
 def _column(source: buffers.Bytes, places: buffers.Int64s, sizes: buffers.Offsets) -> pa.Array:
-    n = len(sizes)
+    n: cython.Py_ssize_t = len(sizes)
     starts = np.empty(n + 1, np.int32)
     valid = np.empty(n, np.uint8)
-    total = _measure(buffers.view(sizes), buffers.view(starts), buffers.view(valid))
+    limits: cython.p_int = new_ints(starts)
+    total = _measure(ints_of(sizes), n, limits, new_bytes(valid))
     content = np.empty(total, np.uint8)
-    _gather(buffers.view(source), buffers.view(places), buffers.view(starts), buffers.view(content))
+    _gather(bytes_of(source), longs_of(places), n, limits, new_bytes(content))
     return buffers.make_text(starts, content, valid, pa.string())
 
 
 @cython.cfunc
 @cython.exceptval(check=False)
 def _measure(
-    sizes: cython.const_int[::1], starts: cython.int[::1], valid: cython.uchar[::1]
+    sizes: cython.p_int, n: cython.Py_ssize_t, starts: cython.p_int, valid: cython.p_uchar
 ) -> cython.longlong:
     """Fill ``starts`` and ``valid`` from the sizes; return the bytes needed."""
     i: cython.Py_ssize_t
-    n: cython.Py_ssize_t = len(sizes)
     total: cython.longlong = 0
     for i in range(n):
         starts[i] = total
@@ -72,14 +91,14 @@ def _measure(
 @cython.cfunc
 @cython.exceptval(check=False)
 def _gather(
-    data: cython.const_uchar[::1],
-    places: cython.const_longlong[::1],
-    starts: cython.const_int[::1],
-    content: cython.uchar[::1],
+    data: cython.p_const_uchar,
+    places: cython.p_longlong,
+    n: cython.Py_ssize_t,
+    starts: cython.p_int,
+    content: cython.p_uchar,
 ) -> cython.void:
     """Copy every value to its place; slots without a value have no bytes."""
     i: cython.Py_ssize_t
-    n: cython.Py_ssize_t = len(places)
     for i in range(n):
         q: cython.Py_ssize_t = starts[i]
         end: cython.Py_ssize_t = starts[i + 1]

@@ -2,32 +2,38 @@
 """Canonical, order-preserving keys: one byte string per row, compared as Postgres compares.
 
 Per column a marker byte (0 value, 1 NULL, so NULL sorts last), then the value in a form that is
-prefix-free and whose byte order is Postgres' ascending order.  Keys are written column by
-column into one buffer, with one write position per row.
+prefix-free and whose byte order is Postgres' ascending order.  Text is followed by 0x00, and 0x00
+and 0x01 in it become 0x01 0x01 and 0x01 0x02.
+
+``_pack`` is the readable reference; compiled, ``key_codec`` does the same.
 """
 
 from __future__ import annotations
 
+import re
+import struct
 from collections.abc import Sequence
+from typing import Any
 
 import cython
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from headrace.kernels import buffers, intervals, structures
+from headrace.kernels import buffers, intervals, packed, structures
 from headrace.kernels.buffers import Int64s
 from headrace.kernels.packed import Nullable, Packed
 from headrace.types import BPCHAR, INTERVAL, JSONB, NUMERIC
 
 if cython.compiled:
-    from cython.cimports.headrace.kernels.buffers import size_fixed
     from cython.cimports.headrace.kernels.hashes import fnv
+
+    from headrace.kernels import key_codec
 else:
-    from headrace.kernels.buffers import size_fixed
     from headrace.kernels.hashes import fnv
 
-_SIGN = np.int64(-(1 << 63))
+_SIGN, _ONES = 1 << 63, (1 << 64) - 1
+_NAN = float("nan")
 _NUMERICS, _STRINGS, _FLOATS = 0, 1, 2
 _DECIMALS = {
     JSONB: _STRINGS,
@@ -36,6 +42,8 @@ _DECIMALS = {
 }
 """Types whose text contains numbers: jsonb (with strings, too); numeric[], numrange, numrange[]
 and nummultirange; float4[] and float8[]."""
+_WRITTEN = frozenset((NUMERIC, INTERVAL, *_DECIMALS, *structures.FORMS))
+"""Types of texts whose keys are not the bytes of the texts."""
 
 
 def encode_keys(
@@ -63,8 +71,15 @@ def encode_keys(
 
 def pack_keys(columns: Sequence[pa.Array], oids: Sequence[int]) -> Packed:
     """Return the keys of ``encode_keys`` packed; NULLs are equal."""
-    joined, bounds = _encoded(columns, oids)
-    return Packed(np.frombuffer(joined, np.uint8), bounds)
+    rows = buffers.row_count(columns)
+    contents = [
+        _key_content(column, oid) if oid in _WRITTEN else None
+        for column, oid in zip(columns, oids, strict=True)
+    ]
+    padded = [oid == BPCHAR for oid in oids]
+    if not cython.compiled:
+        return _pack(columns, contents, padded, rows)
+    return key_codec.pack(columns, contents, padded, rows)
 
 
 def whole(columns: Sequence[pa.Array]) -> buffers.Bytes:
@@ -75,50 +90,40 @@ def whole(columns: Sequence[pa.Array]) -> buffers.Bytes:
     return np.minimum.reduce(some) if len(some) > 1 else some[0]
 
 
-@cython.cfunc
-def _encoded(columns: Sequence[pa.Array], oids: Sequence[int]) -> tuple[bytearray, Int64s]:
-    i: cython.Py_ssize_t
-    n: cython.Py_ssize_t = buffers.row_count(columns)
-    parts = [_part(column, oid) for column, oid in zip(columns, oids, strict=True)]
-    every: cython.const_uchar[::1] = buffers.view(buffers.all_valid(n))
-    bounds = np.empty(n + 1, np.int64)
-    limits: cython.longlong[::1] = buffers.view(bounds)
-    # Fixed-width columns without NULLs take the same bytes in every row.
-    size: cython.longlong = len(columns) + sum(
-        [width for _, _, some, width in parts if some is None]
-    )
-    limits[0] = 0
-    for i in range(n):
-        limits[i + 1] = size
-    for _, starts, some, width in parts:
-        if some is not None:
-            valid: cython.const_uchar[::1] = some
-        elif starts is not None:
-            valid = every
-        else:
-            continue
-        if starts is None:
-            size_fixed(valid, limits, width)
-        else:
-            _size_key(starts, valid, limits)
-    cursor: cython.longlong[::1] = buffers.view(np.empty(n, np.int64))
-    for i in range(n):
-        cursor[i] = limits[i]
-        limits[i + 1] += limits[i]
-    joined = bytearray(limits[n])
-    out: cython.uchar[::1] = joined
-    for content, starts, some, width in parts:
-        if some is None:
-            valid = every
-        else:
-            valid = some
-        if starts is not None:
-            _put_key(out, cursor, content, starts, valid)
-        elif width == 1:
-            _put_bools(out, cursor, content, valid)
-        else:
-            _put_eights(out, cursor, content, valid)
-    return joined, bounds
+def _pack(
+    columns: Sequence[pa.Array],
+    contents: Sequence[tuple[buffers.Bytes, Int64s] | None],
+    padded: Sequence[bool],
+    rows: int,
+) -> Packed:
+    """Do what ``key_codec.pack`` does, value by value."""
+    out = [b""] * rows
+    for column, ready, blanks in zip(columns, contents, padded, strict=True):
+        for row, value in enumerate(column.to_pylist()):
+            if value is None:
+                out[row] += b"\1"
+            elif ready is not None:
+                content, starts = ready
+                out[row] += b"\0" + content[starts[row] : starts[row + 1]].tobytes()
+            else:
+                out[row] += b"\0" + _key(value, padded=blanks)
+    return packed.pack(out)
+
+
+def _key(value: Any, *, padded: bool) -> bytes:
+    """Return the key bytes of a bool, a number, or a text, which ends with 0x00."""
+    if isinstance(value, bool):
+        return bytes([value])
+    if isinstance(value, float):
+        number = value + 0.0 if value == value else _NAN
+        bits = int.from_bytes(struct.pack(">d", number), "big")
+        return (bits ^ (_ONES if bits & _SIGN else _SIGN)).to_bytes(8, "big")
+    if isinstance(value, int):
+        return (value + _SIGN).to_bytes(8, "big")
+    content = value.encode() if isinstance(value, str) else value
+    if padded:
+        content = content.rstrip(b" ")
+    return re.sub(rb"[\0\1]", lambda found: bytes([1, found[0][0] + 1]), content) + b"\0"
 
 
 def divide(keys: Nullable, count: int) -> npt.NDArray[np.int32]:
@@ -155,29 +160,8 @@ def _divide(
     return 0
 
 
-_Part = tuple[memoryview, memoryview | None, memoryview | None, int]
-"""A column: content, bounds, validity, width.  Content is bools (width 1), numbers that sort as
-their bits (width 8), or bytes, which have bounds; validity is None without NULLs."""
-
-
-def _part(column: pa.Array, oid: int) -> _Part:
-    some = buffers.view(buffers.validity(column)) if column.null_count else None
-    if buffers.is_text(column.type):
-        content, starts = _key_content(column, oid)
-        return buffers.view(content), buffers.view(starts), some, 0
-    values = buffers.values(column)
-    if values.dtype == np.uint8:
-        return buffers.view(values), None, some, 1
-    if values.dtype.kind == "f":
-        floats = values.astype(np.float64) + 0.0  # -0.0 + 0.0 = 0.0
-        floats[np.isnan(floats)] = np.nan
-        bits = floats.view(np.int64)
-        values = np.where(bits < 0, ~bits ^ _SIGN, bits)
-    return buffers.view(values.astype(np.int64, copy=False)), None, some, 8
-
-
 def _key_content(column: pa.Array, oid: int) -> tuple[buffers.Bytes, Int64s]:
-    """Return the key bytes of a text column, without markers: contents and n + 1 bounds."""
+    """Return the key bytes of a column of a ``_WRITTEN`` type: contents and n + 1 bounds."""
     if oid in structures.FORMS:
         return structures.contents(column, structures.FORMS[oid], encode_keys)
     n = len(column)
@@ -195,134 +179,13 @@ def _key_content(column: pa.Array, oid: int) -> tuple[buffers.Bytes, Int64s]:
         used = _key_decimals(
             data, limits, valid, buffers.view(out), buffers.view(starts), _DECIMALS[oid]
         )
-    elif oid == INTERVAL:
+    else:
         out = np.empty(13 * n, np.uint8)
         used = intervals.key_contents(data, limits, valid, buffers.view(out), buffers.view(starts))
-    else:
-        out = np.empty(2 * total + n, np.uint8)
-        padded = oid == BPCHAR
-        used = _key_texts(data, limits, valid, buffers.view(out), buffers.view(starts), padded)
     if used < 0:
         message = f"malformed text for a column of type OID {oid}"
         raise ValueError(message)
     return out[:used], starts
-
-
-@cython.cfunc
-@cython.exceptval(check=False)
-def _size_key(
-    starts: cython.const_longlong[::1], valid: cython.const_uchar[::1], sizes: cython.longlong[::1]
-) -> cython.void:
-    i: cython.Py_ssize_t
-    for i in range(len(valid)):
-        if valid[i]:
-            sizes[i + 1] += starts[i + 1] - starts[i]
-
-
-@cython.cfunc
-@cython.exceptval(check=False)
-def _put_bools(
-    out: cython.uchar[::1],
-    cursor: cython.longlong[::1],
-    data: cython.const_uchar[::1],
-    valid: cython.const_uchar[::1],
-) -> cython.void:
-    i: cython.Py_ssize_t
-    for i in range(len(cursor)):
-        p: cython.Py_ssize_t = cursor[i]
-        out[p] = 0 if valid[i] else 1
-        p += 1
-        if valid[i]:
-            out[p] = data[i]
-            p += 1
-        cursor[i] = p
-
-
-@cython.cfunc
-@cython.exceptval(check=False)
-def _put_eights(
-    out: cython.uchar[::1],
-    cursor: cython.longlong[::1],
-    data: cython.const_longlong[::1],
-    valid: cython.const_uchar[::1],
-) -> cython.void:
-    """Write numbers big-endian with inverted sign bit, so that negative ones come first."""
-    i: cython.Py_ssize_t
-    j: cython.Py_ssize_t
-    for i in range(len(cursor)):
-        p: cython.Py_ssize_t = cursor[i]
-        out[p] = 0 if valid[i] else 1
-        p += 1
-        if valid[i]:
-            bits: cython.longlong = data[i]
-            out[p] = ((bits >> 56) & 255) ^ 128
-            for j in range(1, 8):
-                out[p + j] = (bits >> (56 - 8 * j)) & 255
-            p += 8
-        cursor[i] = p
-
-
-@cython.cfunc
-@cython.exceptval(check=False)
-def _put_key(
-    out: cython.uchar[::1],
-    cursor: cython.longlong[::1],
-    data: cython.const_uchar[::1],
-    starts: cython.const_longlong[::1],
-    valid: cython.const_uchar[::1],
-) -> cython.void:
-    i: cython.Py_ssize_t
-    n: cython.Py_ssize_t = len(valid)
-    for i in range(n):
-        p: cython.Py_ssize_t = cursor[i]
-        out[p] = 0 if valid[i] else 1
-        p += 1
-        if valid[i]:
-            q: cython.Py_ssize_t = starts[i]
-            end: cython.Py_ssize_t = starts[i + 1]
-            while q < end:
-                out[p] = data[q]
-                p += 1
-                q += 1
-        cursor[i] = p
-
-
-@cython.cfunc
-@cython.exceptval(check=False)
-def _key_texts(
-    data: cython.const_uchar[::1],
-    offsets: cython.const_int[::1],
-    valid: cython.const_uchar[::1],
-    out: cython.uchar[::1],
-    starts: cython.longlong[::1],
-    padded: cython.bint,
-) -> cython.Py_ssize_t:
-    """Write texts, each ended by 0x00; 0x00 and 0x01 in it become 0x01 0x01 and 0x01 0x02."""
-    i: cython.Py_ssize_t
-    n: cython.Py_ssize_t = len(valid)
-    p: cython.Py_ssize_t = 0
-    for i in range(n):
-        starts[i] = p
-        if not valid[i]:
-            continue
-        q: cython.Py_ssize_t = offsets[i]
-        end: cython.Py_ssize_t = offsets[i + 1]
-        if padded:
-            while end > q and data[end - 1] == 32:
-                end -= 1
-        while q < end:
-            c: cython.uchar = data[q]
-            q += 1
-            if c <= 1:
-                out[p] = 1
-                p += 1
-                c += 1
-            out[p] = c
-            p += 1
-        out[p] = 0
-        p += 1
-    starts[n] = p
-    return p
 
 
 @cython.cfunc
@@ -335,7 +198,7 @@ def _key_decimals(
     starts: cython.longlong[::1],
     mode: cython.int,
 ) -> cython.Py_ssize_t:
-    """Write texts as ``_key_texts`` does, without trailing zeros of fractions outside of strings.
+    """Write texts as keys are, without trailing zeros of fractions outside of strings.
 
     In mode 2 (floats) the sign of a zero is removed instead.
     """

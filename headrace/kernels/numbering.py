@@ -16,10 +16,20 @@ from headrace.kernels.buffers import Int64s
 from headrace.kernels.packed import Packed
 
 if cython.compiled:
-    from cython.cimports.headrace.kernels.packed import same
+    from cython.cimports.headrace.kernels.packed import same_at
+    from cython.cimports.headrace.kernels.pointers import (
+        bytes_of,
+        hashes_of,
+        longs_of,
+        new_bytes,
+        new_hashes,
+        new_longs,
+    )
     from cython.cimports.libc.string import memcpy
 else:
-    from headrace.kernels.packed import same
+    from headrace.kernels.packed import same_at
+
+    bytes_of = hashes_of = longs_of = new_bytes = new_hashes = new_longs = buffers.view
 
 _SEED = cython.declare(cython.ulonglong, hash(b"numbering") & 0x7FFFFFFFFFFFFFFF)
 _FACTOR = cython.declare(cython.ulonglong, 0x9FB21C651E98DF25)
@@ -65,10 +75,7 @@ class Numbering:
             return _FIRST[:count], _FIRST[:count]
         ids, firsts = np.empty(count, np.int64), np.empty(count, np.int64)
         new = _number_few(
-            buffers.view(some.data),
-            buffers.view(some.bounds),
-            buffers.view(ids),
-            buffers.view(firsts),
+            bytes_of(some.data), longs_of(some.bounds), count, new_longs(ids), new_longs(firsts)
         )
         firsts = firsts[:new]
         self._held = some if new == count else some.take(firsts)
@@ -87,15 +94,17 @@ class Numbering:
         self._reserve(count, int(some.bounds[count]) - int(some.bounds[0]))
         ids, firsts = np.empty(count, np.int64), np.empty(count, np.int64)
         new = _number(
-            buffers.view(some.data),
-            buffers.view(some.bounds),
+            bytes_of(some.data),
+            longs_of(some.bounds),
+            count,
             self._count,
-            buffers.view(self._data),
-            buffers.view(self._bounds),
-            buffers.view(self._hashes),
-            buffers.view(self._table),
-            buffers.view(ids),
-            buffers.view(firsts),
+            new_bytes(self._data),
+            new_longs(self._bounds),
+            new_hashes(self._hashes),
+            new_longs(self._table),
+            len(self._table),
+            new_longs(ids),
+            new_longs(firsts),
         )
         self._count += new
         return ids, firsts[:new]
@@ -117,7 +126,7 @@ class Numbering:
         if 2 * total > len(self._table):
             size = max(_TABLE_MIN, 1 << (2 * total - 1).bit_length())
             self._table = np.zeros(size, np.int64)
-            _fill(buffers.view(self._hashes), self._count, buffers.view(self._table))
+            _fill(hashes_of(self._hashes), self._count, new_longs(self._table), size)
 
 
 class Consolidator:
@@ -167,7 +176,7 @@ def add_up(numbers: Int64s, weights: Int64s, totals: Int64s) -> None:
     Raises:
         OverflowError: a total is beyond 64 bits.
     """
-    if not _sum(buffers.view(numbers), buffers.view(weights), buffers.view(totals)):
+    if not _sum(longs_of(numbers), longs_of(weights), len(numbers), new_longs(totals)):
         raise OverflowError("a weight beyond 64 bits")
 
 
@@ -202,14 +211,14 @@ def group(keys: Packed) -> tuple[Packed, Int64s]:
 @cython.inline
 @cython.exceptval(check=False)
 def _hash(
-    data: cython.const_uchar[::1], begin: cython.Py_ssize_t, end: cython.Py_ssize_t
+    data: cython.p_const_uchar, begin: cython.Py_ssize_t, end: cython.Py_ssize_t
 ) -> cython.ulonglong:
     """Return the hash of ``data[begin:end]``, eight bytes at a time."""
     if not cython.compiled:
         return hash(bytes(data[begin:end])) & 0xFFFFFFFFFFFFFFFF
     word: cython.ulonglong = 0
     h: cython.ulonglong = _SEED ^ cython.cast(cython.ulonglong, end - begin)
-    p: cython.p_const_uchar = cython.address(data[0]) + begin
+    p: cython.p_const_uchar = data + begin
     left: cython.Py_ssize_t = end - begin
     while left >= 8:
         memcpy(cython.address(word), p, 8)
@@ -229,18 +238,19 @@ def _hash(
 @cython.cfunc
 @cython.exceptval(check=False)
 def _number_few(
-    data: cython.const_uchar[::1],
-    bounds: cython.const_longlong[::1],
-    ids: cython.longlong[::1],
-    firsts: cython.longlong[::1],
+    data: cython.p_const_uchar,
+    bounds: cython.p_longlong,
+    total: cython.Py_ssize_t,
+    ids: cython.p_longlong,
+    firsts: cython.p_longlong,
 ) -> cython.Py_ssize_t:
     """Compare each string with all before it; return how many are distinct."""
     i: cython.Py_ssize_t
     k: cython.Py_ssize_t
     new: cython.Py_ssize_t = 0
-    for i in range(len(ids)):
+    for i in range(total):
         for k in range(new):
-            if same(data, bounds, firsts[k], data, bounds, i):
+            if same_at(data, bounds, firsts[k], data, bounds, i):
                 ids[i] = k
                 break
         else:
@@ -253,15 +263,17 @@ def _number_few(
 @cython.cfunc
 @cython.exceptval(check=False)
 def _number(
-    data: cython.const_uchar[::1],
-    bounds: cython.const_longlong[::1],
+    data: cython.p_const_uchar,
+    bounds: cython.p_longlong,
+    total: cython.Py_ssize_t,
     count: cython.Py_ssize_t,
-    own: cython.uchar[::1],
-    limits: cython.longlong[::1],
-    hashes: cython.ulonglong[::1],
-    table: cython.longlong[::1],
-    ids: cython.longlong[::1],
-    firsts: cython.longlong[::1],
+    own: cython.p_uchar,
+    limits: cython.p_longlong,
+    hashes: cython.p_ulonglong,
+    table: cython.p_longlong,
+    places: cython.Py_ssize_t,
+    ids: cython.p_longlong,
+    firsts: cython.p_longlong,
 ) -> cython.Py_ssize_t:
     """Assign numbers to strings, after ``count`` known ones; return how many are new.
 
@@ -269,15 +281,15 @@ def _number(
     """
     i: cython.Py_ssize_t
     new: cython.Py_ssize_t = 0
-    mask: cython.ulonglong = len(table) - 1
-    for i in range(len(ids)):
+    mask: cython.ulonglong = places - 1
+    for i in range(total):
         begin: cython.Py_ssize_t = bounds[i]
         size: cython.Py_ssize_t = bounds[i + 1] - begin
         h: cython.ulonglong = _hash(data, begin, begin + size)
         place: cython.ulonglong = h & mask
         while table[place]:
             known: cython.Py_ssize_t = table[place] - 1
-            if hashes[known] == h and same(data, bounds, i, own, limits, known):
+            if hashes[known] == h and same_at(data, bounds, i, own, limits, known):
                 ids[i] = known
                 break
             place = (place + 1) & mask
@@ -287,7 +299,7 @@ def _number(
             if not cython.compiled:
                 own[to : to + size] = data[begin : begin + size]
             elif size:
-                memcpy(cython.address(own[to]), cython.address(data[begin]), size)
+                memcpy(own + to, data + begin, size)
             limits[at + 1] = to + size
             hashes[at] = h
             table[place] = at + 1
@@ -300,11 +312,14 @@ def _number(
 @cython.cfunc
 @cython.exceptval(check=False)
 def _fill(
-    hashes: cython.const_ulonglong[::1], count: cython.Py_ssize_t, table: cython.longlong[::1]
+    hashes: cython.p_ulonglong,
+    count: cython.Py_ssize_t,
+    table: cython.p_longlong,
+    places: cython.Py_ssize_t,
 ) -> cython.void:
     """Put the numbers of known strings into an empty table."""
     i: cython.Py_ssize_t
-    mask: cython.ulonglong = len(table) - 1
+    mask: cython.ulonglong = places - 1
     for i in range(count):
         place: cython.ulonglong = hashes[i] & mask
         while table[place]:
@@ -315,14 +330,15 @@ def _fill(
 @cython.cfunc
 @cython.exceptval(check=False)
 def _sum(
-    ids: cython.const_longlong[::1],
-    weights: cython.const_longlong[::1],
-    totals: cython.longlong[::1],
+    ids: cython.p_longlong,
+    weights: cython.p_longlong,
+    count: cython.Py_ssize_t,
+    totals: cython.p_longlong,
 ) -> cython.bint:
     """Add each weight to the total of its number; False: a total is beyond 64 bits."""
     i: cython.Py_ssize_t
     limit: cython.longlong = _MAX
-    for i in range(len(ids)):
+    for i in range(count):
         total: cython.longlong = totals[ids[i]]
         weight: cython.longlong = weights[i]
         if weight > 0 and total > limit - weight:

@@ -18,6 +18,17 @@ import pyarrow.compute as pc
 
 from headrace.kernels import buffers, decimals, quotient
 
+if cython.compiled:
+    from cython.cimports.headrace.kernels.pointers import (
+        bytes_of,
+        ints_of,
+        new_bytes,
+        new_ints,
+        new_longs,
+    )
+else:
+    bytes_of = ints_of = new_bytes = new_ints = new_longs = buffers.view
+
 _POWERS = np.array([10**i for i in range(19)], np.int64)
 
 
@@ -42,12 +53,13 @@ def parse(column: pa.StringArray) -> Parsed:
     mantissas = np.zeros(n, np.int64)
     scales = np.zeros(n, np.int32)
     good = _parse(
-        buffers.view(buffers.data(column)),
-        buffers.view(buffers.offsets(column)),
-        buffers.view(buffers.validity(column)),
-        buffers.view(kinds),
-        buffers.view(mantissas),
-        buffers.view(scales),
+        bytes_of(buffers.data(column)),
+        ints_of(buffers.offsets(column)),
+        bytes_of(buffers.validity(column)),
+        n,
+        new_bytes(kinds),
+        new_longs(mantissas),
+        new_ints(scales),
     )
     if not good:
         raise ValueError("malformed text for a column of type numeric")
@@ -57,15 +69,15 @@ def parse(column: pa.StringArray) -> Parsed:
 @cython.cfunc
 @cython.exceptval(check=False)
 def _parse(
-    data: cython.const_uchar[::1],
-    offsets: cython.const_int[::1],
-    valid: cython.const_uchar[::1],
-    kinds: cython.uchar[::1],
-    mantissas: cython.longlong[::1],
-    scales: cython.int[::1],
+    data: cython.p_const_uchar,
+    offsets: cython.p_int,
+    valid: cython.p_const_uchar,
+    n: cython.Py_ssize_t,
+    kinds: cython.p_uchar,
+    mantissas: cython.p_longlong,
+    scales: cython.p_int,
 ) -> cython.bint:
     i: cython.Py_ssize_t
-    n: cython.Py_ssize_t = len(kinds)
     for i in range(n):
         if not valid[i]:
             continue

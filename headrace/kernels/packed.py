@@ -19,7 +19,16 @@ from headrace.kernels import buffers
 from headrace.kernels.buffers import Bytes, Int64s
 
 if cython.compiled:
+    from cython.cimports.headrace.kernels.pointers import (
+        bytes_of,
+        longs_of,
+        new_bytes,
+        new_hashes,
+        new_longs,
+    )
     from cython.cimports.libc.string import memcmp, memcpy
+else:
+    bytes_of = longs_of = new_bytes = new_hashes = new_longs = buffers.view
 
 _HEAD = 8
 _TIES_PART = 8
@@ -55,10 +64,13 @@ class Packed:
             return empty(0)
         if len(order) == 1 == len(self) and order[0] == 0:
             return self
-        bounds = np.empty(len(order) + 1, np.int64)
-        own, chosen, limits = buffers.view(self.bounds), buffers.view(order), buffers.view(bounds)
-        data = np.empty(_sizes(own, chosen, limits), np.uint8)
-        _copies(buffers.view(self.data), own, chosen, buffers.view(data), limits)
+        count: cython.Py_ssize_t = len(order)
+        bounds = np.empty(count + 1, np.int64)
+        own: cython.p_longlong = longs_of(self.bounds)
+        chosen: cython.p_longlong = longs_of(order)
+        limits: cython.p_longlong = new_longs(bounds)
+        data = np.empty(_sizes(own, chosen, count, limits), np.uint8)
+        _copies(bytes_of(self.data), own, chosen, count, new_bytes(data), limits)
         return Packed(data, bounds)
 
 
@@ -133,17 +145,13 @@ def appended(left: Packed, right: Packed) -> Packed:
     if len(left) != len(right):
         message = "packed strings differ in number"
         raise ValueError(message)
-    own, other = buffers.view(left.bounds), buffers.view(right.bounds)
-    bounds = np.empty(len(left) + 1, np.int64)
-    data = np.empty(_sums(own, other, buffers.view(bounds)), np.uint8)
-    _append(
-        buffers.view(left.data),
-        own,
-        buffers.view(right.data),
-        other,
-        buffers.view(bounds),
-        buffers.view(data),
-    )
+    count: cython.Py_ssize_t = len(left)
+    bounds = np.empty(count + 1, np.int64)
+    own: cython.p_longlong = longs_of(left.bounds)
+    other: cython.p_longlong = longs_of(right.bounds)
+    limits: cython.p_longlong = new_longs(bounds)
+    data = np.empty(_sums(own, other, count, limits), np.uint8)
+    _append(bytes_of(left.data), own, bytes_of(right.data), other, count, limits, new_bytes(data))
     return Packed(data, bounds)
 
 
@@ -164,28 +172,28 @@ def spans(data: Bytes, starts: Int64s, ends: Int64s) -> Packed:
     """Return the strings of ``data`` between ``starts`` and ``ends``, each inside of it."""
     if len(starts) == 1:
         return Packed(data, np.array((starts[0], ends[0])))
-    bounds = np.empty(len(starts) + 1, np.int64)
-    firsts, limits = buffers.view(starts), buffers.view(bounds)
-    out = np.empty(_lengths(firsts, buffers.view(ends), limits), np.uint8)
-    _spans(buffers.view(data), firsts, limits, buffers.view(out))
+    count: cython.Py_ssize_t = len(starts)
+    bounds = np.empty(count + 1, np.int64)
+    firsts: cython.p_longlong = longs_of(starts)
+    limits: cython.p_longlong = new_longs(bounds)
+    out = np.empty(_lengths(firsts, longs_of(ends), count, limits), np.uint8)
+    _spans(bytes_of(data), firsts, count, limits, new_bytes(out))
     return Packed(out, bounds)
 
 
 def take_two(first: Packed, second: Packed, order: Int64s) -> Packed:
     """Return strings by number, where those of ``second`` follow those of ``first``."""
-    bounds = np.empty(len(order) + 1, np.int64)
-    own, other = buffers.view(first.bounds), buffers.view(second.bounds)
-    chosen, limits = buffers.view(order), buffers.view(bounds)
-    data = np.empty(_two_sizes(own, other, chosen, limits), np.uint8)
-    _two_copies(
-        buffers.view(first.data),
-        own,
-        buffers.view(second.data),
-        other,
-        chosen,
-        buffers.view(data),
-        limits,
-    )
+    count: cython.Py_ssize_t = len(order)
+    middle: cython.Py_ssize_t = len(first)
+    bounds = np.empty(count + 1, np.int64)
+    own: cython.p_longlong = longs_of(first.bounds)
+    other: cython.p_longlong = longs_of(second.bounds)
+    chosen: cython.p_longlong = longs_of(order)
+    limits: cython.p_longlong = new_longs(bounds)
+    data = np.empty(_two_sizes(own, middle, other, chosen, count, limits), np.uint8)
+    mine: cython.p_uchar = bytes_of(first.data)
+    more: cython.p_uchar = bytes_of(second.data)
+    _two_copies(mine, own, middle, more, other, chosen, count, new_bytes(data), limits)
     return Packed(data, bounds)
 
 
@@ -204,11 +212,12 @@ def compared(left: Packed, right: Packed) -> Int64s:
     """Return -1, 0 or 1 per pair: whether the left one sorts before the right one, and so on."""
     out = np.empty(len(left), np.int64)
     _compared(
-        buffers.view(left.data),
-        buffers.view(left.bounds),
-        buffers.view(right.data),
-        buffers.view(right.bounds),
-        buffers.view(out),
+        bytes_of(left.data),
+        longs_of(left.bounds),
+        bytes_of(right.data),
+        longs_of(right.bounds),
+        len(left),
+        new_longs(out),
     )
     return out
 
@@ -220,10 +229,11 @@ def sorted_order(packed: Packed) -> Int64s:
     bytes common to all; it is faster if they ascend already apart from the first byte.
     """
     n = len(packed)
-    data, bounds = buffers.view(packed.data), buffers.view(packed.bounds)
+    data: cython.p_uchar = bytes_of(packed.data)
+    bounds: cython.p_longlong = longs_of(packed.bounds)
     heads = np.zeros(n, np.uint64)
     groups = np.zeros(n, np.uint8)
-    _heads(data, bounds, _common(data, bounds), buffers.view(heads), buffers.view(groups))
+    _heads(data, bounds, n, _common(data, bounds, n), new_hashes(heads), new_bytes(groups))
     order = np.argsort(heads, kind="stable")
     order = order[np.argsort(groups[order], kind="stable")]
     begins = np.ones(n + 1, bool)
@@ -249,21 +259,19 @@ def repeated(packed: Packed, order: Int64s) -> Bytes:
     """Return one byte per position in ``order``: 1 if the string equals the previous one."""
     out = np.zeros(len(order), np.uint8)
     _repeated(
-        buffers.view(packed.data),
-        buffers.view(packed.bounds),
-        buffers.view(order),
-        buffers.view(out),
+        bytes_of(packed.data), longs_of(packed.bounds), longs_of(order), len(order), new_bytes(out)
     )
     return out
 
 
 @cython.cfunc
 @cython.exceptval(check=False)
-def _common(data: cython.const_uchar[::1], bounds: cython.const_longlong[::1]) -> cython.Py_ssize_t:
+def _common(
+    data: cython.p_uchar, bounds: cython.p_longlong, n: cython.Py_ssize_t
+) -> cython.Py_ssize_t:
     """Return how many bytes all strings have in common after their first byte."""
     i: cython.Py_ssize_t
     k: cython.Py_ssize_t
-    n: cython.Py_ssize_t = len(bounds) - 1
     if n == 0:
         return 0
     first: cython.Py_ssize_t = bounds[0] + 1
@@ -283,16 +291,17 @@ def _common(data: cython.const_uchar[::1], bounds: cython.const_longlong[::1]) -
 @cython.cfunc
 @cython.exceptval(check=False)
 def _heads(
-    data: cython.const_uchar[::1],
-    bounds: cython.const_longlong[::1],
+    data: cython.p_uchar,
+    bounds: cython.p_longlong,
+    count: cython.Py_ssize_t,
     skipped: cython.Py_ssize_t,
-    heads: cython.ulonglong[::1],
-    groups: cython.uchar[::1],
+    heads: cython.p_ulonglong,
+    groups: cython.p_uchar,
 ) -> cython.void:
     """Set ``groups`` to first bytes, ``heads`` to the number after ``skipped`` more bytes."""
     i: cython.Py_ssize_t
     k: cython.Py_ssize_t
-    for i in range(len(bounds) - 1):
+    for i in range(count):
         p: cython.Py_ssize_t = bounds[i]
         groups[i] = data[p]
         p += 1 + skipped
@@ -305,13 +314,14 @@ def _heads(
 @cython.cfunc
 @cython.exceptval(check=False)
 def _repeated(
-    data: cython.const_uchar[::1],
-    bounds: cython.const_longlong[::1],
-    order: cython.const_longlong[::1],
-    out: cython.uchar[::1],
+    data: cython.p_uchar,
+    bounds: cython.p_longlong,
+    order: cython.p_longlong,
+    count: cython.Py_ssize_t,
+    out: cython.p_uchar,
 ) -> cython.void:
     i: cython.Py_ssize_t
-    for i in range(1, len(order)):
+    for i in range(1, count):
         a: cython.Py_ssize_t = bounds[order[i - 1]]
         b: cython.Py_ssize_t = bounds[order[i]]
         size: cython.Py_ssize_t = bounds[order[i] + 1] - b
@@ -327,15 +337,16 @@ def _repeated(
 @cython.cfunc
 @cython.exceptval(-1, check=False)
 def _sizes(
-    bounds: cython.const_longlong[::1],
-    order: cython.const_longlong[::1],
-    out: cython.longlong[::1],
+    bounds: cython.p_longlong,
+    order: cython.p_longlong,
+    count: cython.Py_ssize_t,
+    out: cython.p_longlong,
 ) -> cython.Py_ssize_t:
     """Set ``out`` to the bounds of the chosen strings (-1: an empty one); return the last."""
     i: cython.Py_ssize_t
     total: cython.longlong = 0
     out[0] = 0
-    for i in range(len(order)):
+    for i in range(count):
         if order[i] >= 0:
             total += bounds[order[i] + 1] - bounds[order[i]]
         out[i + 1] = total
@@ -345,16 +356,17 @@ def _sizes(
 @cython.cfunc
 @cython.exceptval(check=False)
 def _copies(
-    data: cython.const_uchar[::1],
-    bounds: cython.const_longlong[::1],
-    order: cython.const_longlong[::1],
-    out: cython.uchar[::1],
-    limits: cython.const_longlong[::1],
+    data: cython.p_uchar,
+    bounds: cython.p_longlong,
+    order: cython.p_longlong,
+    count: cython.Py_ssize_t,
+    out: cython.p_uchar,
+    limits: cython.p_longlong,
 ) -> cython.void:
     """Copy the chosen strings between ``limits``, the result of ``_sizes``."""
     i: cython.Py_ssize_t
     begin: cython.Py_ssize_t
-    for i in range(len(order)):
+    for i in range(count):
         if order[i] < 0:
             continue
         begin = bounds[order[i]]
@@ -362,8 +374,8 @@ def _copies(
             out[limits[i] : limits[i + 1]] = data[begin : bounds[order[i] + 1]]
         else:
             memcpy(
-                cython.address(out[0]) + limits[i],
-                cython.address(data[0]) + begin,
+                out + limits[i],
+                data + begin,
                 limits[i + 1] - limits[i],
             )
 
@@ -371,40 +383,42 @@ def _copies(
 @cython.cfunc
 @cython.exceptval(-1, check=False)
 def _sums(
-    left: cython.const_longlong[::1],
-    right: cython.const_longlong[::1],
-    out: cython.longlong[::1],
+    left: cython.p_longlong,
+    right: cython.p_longlong,
+    count: cython.Py_ssize_t,
+    out: cython.p_longlong,
 ) -> cython.Py_ssize_t:
     """Set ``out`` to the bounds of strings as long as two others together; return the last."""
     i: cython.Py_ssize_t
-    for i in range(len(out)):
+    for i in range(count + 1):
         out[i] = left[i] - left[0] + right[i] - right[0]
-    return out[len(out) - 1]
+    return out[count]
 
 
 @cython.cfunc
 @cython.exceptval(check=False)
 def _append(
-    left: cython.const_uchar[::1],
-    left_bounds: cython.const_longlong[::1],
-    right: cython.const_uchar[::1],
-    right_bounds: cython.const_longlong[::1],
-    bounds: cython.const_longlong[::1],
-    out: cython.uchar[::1],
+    left: cython.p_uchar,
+    left_bounds: cython.p_longlong,
+    right: cython.p_uchar,
+    right_bounds: cython.p_longlong,
+    count: cython.Py_ssize_t,
+    bounds: cython.p_longlong,
+    out: cython.p_uchar,
 ) -> cython.void:
     i: cython.Py_ssize_t
-    for i in range(len(bounds) - 1):
+    for i in range(count):
         at: cython.Py_ssize_t = bounds[i]
         size: cython.Py_ssize_t = left_bounds[i + 1] - left_bounds[i]
         if not cython.compiled:
             out[at : at + size] = left[left_bounds[i] : left_bounds[i + 1]]
             out[at + size : bounds[i + 1]] = right[right_bounds[i] : right_bounds[i + 1]]
         else:
-            to: cython.p_uchar = cython.address(out[0]) + at
-            memcpy(to, cython.address(left[0]) + left_bounds[i], size)
+            to: cython.p_uchar = out + at
+            memcpy(to, left + left_bounds[i], size)
             memcpy(
                 to + size,
-                cython.address(right[0]) + right_bounds[i],
+                right + right_bounds[i],
                 right_bounds[i + 1] - right_bounds[i],
             )
 
@@ -412,18 +426,19 @@ def _append(
 @cython.cfunc
 @cython.exceptval(check=False)
 def _spans(
-    data: cython.const_uchar[::1],
-    starts: cython.const_longlong[::1],
-    bounds: cython.const_longlong[::1],
-    out: cython.uchar[::1],
+    data: cython.p_uchar,
+    starts: cython.p_longlong,
+    count: cython.Py_ssize_t,
+    bounds: cython.p_longlong,
+    out: cython.p_uchar,
 ) -> cython.void:
     i: cython.Py_ssize_t
-    for i in range(len(starts)):
+    for i in range(count):
         size: cython.Py_ssize_t = bounds[i + 1] - bounds[i]
         if not cython.compiled:
             out[bounds[i] : bounds[i + 1]] = data[starts[i] : starts[i] + size]
         else:
-            memcpy(cython.address(out[0]) + bounds[i], cython.address(data[0]) + starts[i], size)
+            memcpy(out + bounds[i], data + starts[i], size)
 
 
 @cython.cfunc
@@ -437,14 +452,16 @@ def same(
     j: cython.Py_ssize_t,
 ) -> cython.bint:
     """Return whether string ``i`` of ``left`` and string ``j`` of ``right`` are equal."""
-    begin: cython.Py_ssize_t = left_bounds[i]
-    other: cython.Py_ssize_t = right_bounds[j]
-    size: cython.Py_ssize_t = left_bounds[i + 1] - begin
-    if right_bounds[j + 1] - other != size:
-        return False
     if not cython.compiled:
-        return left[begin : begin + size] == right[other : other + size]
-    return size == 0 or memcmp(cython.address(left[begin]), cython.address(right[other]), size) == 0
+        return same_at(left, left_bounds, i, right, right_bounds, j)
+    return same_at(
+        cython.address(left[0]),
+        cython.address(left_bounds[0]),
+        i,
+        cython.address(right[0]),
+        cython.address(right_bounds[0]),
+        j,
+    )
 
 
 @cython.cfunc
@@ -459,12 +476,51 @@ def compare(
 ) -> cython.int:
     """Return -1, 0 or 1: the left bytes sort before the right ones, equal them, or after."""
     if not cython.compiled:
+        return compare_at(left, left_begin, left_end, right, right_begin, right_end)
+    one: cython.p_const_uchar = cython.address(left[0])
+    other: cython.p_const_uchar = cython.address(right[0])
+    return compare_at(one, left_begin, left_end, other, right_begin, right_end)
+
+
+@cython.cfunc
+@cython.exceptval(check=False)
+def same_at(
+    left: cython.p_const_uchar,
+    left_bounds: cython.pointer[cython.const_longlong],
+    i: cython.Py_ssize_t,
+    right: cython.p_const_uchar,
+    right_bounds: cython.pointer[cython.const_longlong],
+    j: cython.Py_ssize_t,
+) -> cython.bint:
+    """Do what ``same`` does, given addresses (``pointers``)."""
+    begin: cython.Py_ssize_t = left_bounds[i]
+    other: cython.Py_ssize_t = right_bounds[j]
+    size: cython.Py_ssize_t = left_bounds[i + 1] - begin
+    if right_bounds[j + 1] - other != size:
+        return False
+    if not cython.compiled:
+        return left[begin : begin + size] == right[other : other + size]
+    return size == 0 or memcmp(left + begin, right + other, size) == 0
+
+
+@cython.cfunc
+@cython.exceptval(check=False)
+def compare_at(
+    left: cython.p_const_uchar,
+    left_begin: cython.Py_ssize_t,
+    left_end: cython.Py_ssize_t,
+    right: cython.p_const_uchar,
+    right_begin: cython.Py_ssize_t,
+    right_end: cython.Py_ssize_t,
+) -> cython.int:
+    """Do what ``compare`` does, given addresses (``pointers``)."""
+    if not cython.compiled:
         a, b = bytes(left[left_begin:left_end]), bytes(right[right_begin:right_end])
         return (a > b) - (a < b)
     size: cython.Py_ssize_t = min(left_end - left_begin, right_end - right_begin)
     order: cython.int = 0
     if size > 0:
-        order = memcmp(cython.address(left[left_begin]), cython.address(right[right_begin]), size)
+        order = memcmp(left + left_begin, right + right_begin, size)
     if order == 0:
         return (left_end - left_begin > size) - (right_end - right_begin > size)
     return 1 if order > 0 else -1
@@ -473,15 +529,16 @@ def compare(
 @cython.cfunc
 @cython.exceptval(check=False)
 def _compared(
-    left: cython.const_uchar[::1],
-    left_bounds: cython.const_longlong[::1],
-    right: cython.const_uchar[::1],
-    right_bounds: cython.const_longlong[::1],
-    out: cython.longlong[::1],
+    left: cython.p_uchar,
+    left_bounds: cython.p_longlong,
+    right: cython.p_uchar,
+    right_bounds: cython.p_longlong,
+    count: cython.Py_ssize_t,
+    out: cython.p_longlong,
 ) -> cython.void:
     i: cython.Py_ssize_t
-    for i in range(len(out)):
-        out[i] = compare(
+    for i in range(count):
+        out[i] = compare_at(
             left,
             left_bounds[i],
             left_bounds[i + 1],
@@ -494,15 +551,16 @@ def _compared(
 @cython.cfunc
 @cython.exceptval(-1, check=False)
 def _lengths(
-    starts: cython.const_longlong[::1],
-    ends: cython.const_longlong[::1],
-    out: cython.longlong[::1],
+    starts: cython.p_longlong,
+    ends: cython.p_longlong,
+    count: cython.Py_ssize_t,
+    out: cython.p_longlong,
 ) -> cython.Py_ssize_t:
     """Set ``out`` to the bounds of the spans put together; return the last."""
     i: cython.Py_ssize_t
     total: cython.longlong = 0
     out[0] = 0
-    for i in range(len(starts)):
+    for i in range(count):
         total += ends[i] - starts[i]
         out[i + 1] = total
     return total
@@ -511,21 +569,22 @@ def _lengths(
 @cython.cfunc
 @cython.exceptval(-1, check=False)
 def _two_sizes(
-    own: cython.const_longlong[::1],
-    other: cython.const_longlong[::1],
-    order: cython.const_longlong[::1],
-    out: cython.longlong[::1],
+    own: cython.p_longlong,
+    middle: cython.Py_ssize_t,
+    other: cython.p_longlong,
+    order: cython.p_longlong,
+    count: cython.Py_ssize_t,
+    out: cython.p_longlong,
 ) -> cython.Py_ssize_t:
     """Set ``out`` to the bounds of the chosen strings; return the last."""
     i: cython.Py_ssize_t
     total: cython.longlong = 0
-    count: cython.longlong = len(own) - 1
     out[0] = 0
-    for i in range(len(order)):
-        if order[i] < count:
+    for i in range(count):
+        if order[i] < middle:
             total += own[order[i] + 1] - own[order[i]]
         else:
-            total += other[order[i] - count + 1] - other[order[i] - count]
+            total += other[order[i] - middle + 1] - other[order[i] - middle]
         out[i + 1] = total
     return total
 
@@ -533,25 +592,26 @@ def _two_sizes(
 @cython.cfunc
 @cython.exceptval(check=False)
 def _two_copies(
-    data: cython.const_uchar[::1],
-    own: cython.const_longlong[::1],
-    more: cython.const_uchar[::1],
-    other: cython.const_longlong[::1],
-    order: cython.const_longlong[::1],
-    out: cython.uchar[::1],
-    limits: cython.const_longlong[::1],
+    data: cython.p_uchar,
+    own: cython.p_longlong,
+    middle: cython.Py_ssize_t,
+    more: cython.p_uchar,
+    other: cython.p_longlong,
+    order: cython.p_longlong,
+    count: cython.Py_ssize_t,
+    out: cython.p_uchar,
+    limits: cython.p_longlong,
 ) -> cython.void:
     """Copy the chosen strings between ``limits``, the result of ``_two_sizes``."""
     i: cython.Py_ssize_t
     begin: cython.Py_ssize_t
-    count: cython.longlong = len(own) - 1
-    for i in range(len(order)):
-        mine: cython.bint = order[i] < count
-        begin = own[order[i]] if mine else other[order[i] - count]
+    for i in range(count):
+        mine: cython.bint = order[i] < middle
+        begin = own[order[i]] if mine else other[order[i] - middle]
         size: cython.Py_ssize_t = limits[i + 1] - limits[i]
         if not cython.compiled:
             out[limits[i] : limits[i + 1]] = (data if mine else more)[begin : begin + size]
         elif mine:
-            memcpy(cython.address(out[0]) + limits[i], cython.address(data[0]) + begin, size)
+            memcpy(out + limits[i], data + begin, size)
         else:
-            memcpy(cython.address(out[0]) + limits[i], cython.address(more[0]) + begin, size)
+            memcpy(out + limits[i], more + begin, size)

@@ -1,4 +1,4 @@
-# cython: language_level=3, boundscheck=False, wraparound=False
+# cython: language_level=3
 """Rows and keys as bytes: the identity of a row, and a canonical key that sorts like Postgres.
 
 *Row*: a bitmap of NULLs (one bit per column, set = NULL, rounded up to bytes), then every
@@ -7,32 +7,55 @@ its bytes.  Rows have equal bytes if a user sees the same row, display scale of 
 
 *Key*: see ``kernels.keys``; ``encode_keys`` is exported here too, where callers look for it.
 
-Rows are written column by column into one buffer, with one write position per row.
+``_Format`` is the readable reference of rows; compiled, ``row_codec`` does the same.
 """
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Sequence
+from typing import Any
 
 import cython
-import numpy as np
 import pyarrow as pa
 
-from headrace.kernels import buffers
+from headrace.kernels import buffers, packed
 from headrace.kernels.buffers import Int64s
 from headrace.kernels.keys import encode_keys, pack_keys, whole
 from headrace.kernels.packed import Packed
 
 if cython.compiled:
-    from cython.cimports.headrace.kernels.buffers import size_fixed
+    from headrace.kernels import row_codec, value_arrays
+    from headrace.kernels.arrow_memory import Layout
 else:
-    from headrace.kernels.buffers import size_fixed
+
+    class Layout:
+        """Types of the columns of a row."""
+
+        def __init__(self, types: Sequence[pa.DataType], schema: pa.Schema | None = None) -> None:
+            """Take the types of all columns.
+
+            ``schema``: that of record batches with these columns, followed by an int64 column.
+            """
+            self.types = list(types)
+            self.schema = schema
+
+        def fits(self, schema: pa.Schema) -> bool:
+            """Return whether batches of ``schema`` have these columns; names do not matter."""
+            return self.schema is not None and schema.types == self.schema.types
+
 
 __all__ = [
+    "Layout",
+    "array_of",
     "decode_rows",
     "encode_keys",
+    "pack_batch",
     "pack_keys",
     "pack_rows",
+    "relabel",
+    "unpack_batch",
+    "unpack_parts",
     "whole",
 ]
 
@@ -43,52 +66,32 @@ def pack_rows(columns: Sequence[pa.Array]) -> Packed:
     A float NaN becomes the canonical NaN (Postgres has no other); -0.0 stays -0.0.
     Raises ValueError without columns (the number of rows would be unknown).
     """
-    joined, bounds = _encoded(columns)
-    return Packed(np.frombuffer(joined, np.uint8), bounds)
+    count = buffers.row_count(columns)
+    if not cython.compiled:
+        return _pack(columns)
+    return row_codec.pack(columns, count)
 
 
-@cython.cfunc
-def _encoded(columns: Sequence[pa.Array]) -> tuple[bytearray, Int64s]:
-    i: cython.Py_ssize_t
-    n: cython.Py_ssize_t = buffers.row_count(columns)
-    bitmap_bytes = (len(columns) + 7) // 8
-    parts = [_content(c) for c in columns]
-    every: cython.const_uchar[::1] = buffers.view(buffers.all_valid(n))
-    bounds = np.empty(n + 1, np.int64)
-    limits: cython.longlong[::1] = buffers.view(bounds)
-    # Fixed-width columns without NULLs take the same bytes in every row.
-    size: cython.longlong = bitmap_bytes + sum(
-        [width for _, _, nulls, width in parts if nulls is None]
-    )
-    limits[0] = 0
-    for i in range(n):
-        limits[i + 1] = size
-    for _, offsets, nulls, width in parts:
-        if offsets is not None:
-            if nulls is None:
-                valid: cython.const_uchar[::1] = every
-            else:
-                valid = nulls
-            _size_text(offsets, valid, limits)
-        elif nulls is not None:
-            size_fixed(nulls, limits, width)
-    cursor: cython.longlong[::1] = buffers.view(np.empty(n, np.int64))
-    for i in range(n):
-        cursor[i] = limits[i] + bitmap_bytes
-        limits[i + 1] += limits[i]
-    joined = bytearray(limits[n])
-    out: cython.uchar[::1] = joined
-    for index, (content, offsets, nulls, width) in enumerate(parts):
-        if nulls is None:
-            valid = every
-        else:
-            valid = nulls
-            _put_nulls(out, limits, valid, index)
-        if offsets is None:
-            _put_fixed(out, cursor, content, valid, width)
-        else:
-            _put_text(out, cursor, content, offsets, valid)
-    return joined, bounds
+def pack_batch(batch: pa.RecordBatch, layout: Layout) -> tuple[Packed, Int64s]:
+    """Return the rows of a diff batch without its last column, and that column.
+
+    ``layout``: of this or another batch; it is the fast way if the types are equal.
+    """
+    if cython.compiled and layout.fits(batch.schema):
+        return row_codec.pack_batch(batch, layout)
+    columns = batch.columns
+    encoded = pack_rows(columns[:-1]) if len(columns) > 1 else packed.empty(batch.num_rows)
+    return encoded, columns[-1].to_numpy()
+
+
+def relabel(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    """Return the columns of a batch under ``schema``, which has the same types.
+
+    REQUIRES: the same types, which are not checked.
+    """
+    if not cython.compiled:
+        return pa.RecordBatch.from_arrays(batch.columns, schema=schema)
+    return row_codec.relabel(batch, schema)
 
 
 def decode_rows(rows: Packed, types: Sequence[pa.DataType]) -> list[pa.Array]:
@@ -96,292 +99,143 @@ def decode_rows(rows: Packed, types: Sequence[pa.DataType]) -> list[pa.Array]:
 
     Raises ValueError if the bytes are not such rows.
     """
-    found: list[pa.Array] = _decoded(rows, types)
-    return found
+    if not cython.compiled:
+        return _unpack(rows, types)
+    return row_codec.unpack(rows, types)
 
 
-@cython.cfunc
-def _decoded(rows: Packed, types: Sequence[pa.DataType]) -> list[pa.Array]:
-    i: cython.Py_ssize_t
-    n: cython.Py_ssize_t = len(rows)
-    bounds = rows.bounds
-    bitmap_bytes = (len(types) + 7) // 8
-    data: cython.const_uchar[::1] = buffers.view(rows.data)
-    cursor: cython.longlong[::1] = buffers.view(bounds[:n].copy())
-    ends: cython.const_longlong[::1] = buffers.view(bounds)
-    plain: cython.int = _bitmaps(data, ends, bitmap_bytes)
-    if plain < 0:
-        raise ValueError(_CORRUPT)
-    whole = buffers.all_valid(n)
-    every: cython.const_uchar[::1] = buffers.view(whole)
-    valids = [whole] * len(types)
-    if not plain:
-        valids = [np.empty(n, np.uint8) for _ in types]
-        for index, valid in enumerate(valids):
-            _take_nulls(data, cursor, buffers.view(valid), index)
-    for i in range(n):
-        cursor[i] += bitmap_bytes
-    out = []
-    for kind, valid in zip(types, valids, strict=True):
-        if not plain:
-            every = buffers.view(valid)
-        if buffers.is_text(kind):
-            out.append(_take_text(data, cursor, ends, every, valid, kind))
-            continue
-        dtype = _BYTE if pa.types.is_boolean(kind) else buffers.dtype(kind)
-        content = np.zeros(n * dtype.itemsize, np.uint8)
-        if not _take_fixed(data, cursor, ends, every, buffers.view(content), dtype.itemsize):
-            raise ValueError(_CORRUPT)
-        out.append(buffers.make_fixed(content.view(dtype), valid, kind))
-    if not _at_end(cursor, ends):
-        raise ValueError(_CORRUPT)
-    return out
+def unpack_batch(rows: Packed, layout: Layout, weights: Int64s) -> pa.RecordBatch:
+    """Return a diff batch of ``layout.schema``: the columns of rows, then ``weights``.
+
+    Raises ValueError as ``decode_rows`` does, and if rows and weights differ in number.
+    """
+    return unpack_parts(((rows, layout, None),), layout.schema, weights)
+
+
+def unpack_parts(
+    parts: Sequence[tuple[Packed, Layout, Int64s | None]], schema: pa.Schema, weights: Int64s
+) -> pa.RecordBatch:
+    """Return a diff batch of ``schema``: the columns of several rows each, then ``weights``.
+
+    A part may have an order, the numbers of its rows; -1 stands for a row of NULLs.
+
+    Raises ValueError as ``decode_rows`` does, and if rows and weights differ in number.
+    """
+    if not cython.compiled:
+        return _unpack_parts(parts, schema, weights)
+    return row_codec.unpack_parts(parts, schema, weights)
+
+
+def array_of(values: list[Any], kind: pa.DataType) -> pa.Array:
+    """Return an array of Python values, of which some may be None."""
+    if not cython.compiled:
+        return pa.array(values, kind)
+    return value_arrays.make(values, kind)
 
 
 _CORRUPT = "bytes are not rows of these types"
-_BYTE = np.dtype(np.uint8)
-_Part = tuple[memoryview, memoryview | None, memoryview | None, int]
-"""A column: bytes; offsets if it is a text; validity, None without NULLs; width."""
+_FORMATS = {
+    pa.bool_().id: "<?",
+    pa.int8().id: "<b",
+    pa.int16().id: "<h",
+    pa.int32().id: "<i",
+    pa.int64().id: "<q",
+    pa.float32().id: "<f",
+    pa.float64().id: "<d",
+}
+_NAN = float("nan")
 
 
-def _content(column: pa.Array) -> _Part:
-    """Return the parts of a column, with canonical NaN in floats."""
-    nulls = buffers.view(buffers.validity(column)) if column.null_count else None
-    if buffers.is_text(column.type):
-        offsets = buffers.view(buffers.offsets(column))
-        return buffers.view(buffers.data(column)), offsets, nulls, 0
-    values = buffers.values(column)
-    if values.dtype.kind == "f":
-        wrong = np.isnan(values)
-        if wrong.any():
-            values = values.copy()
-            values[wrong] = np.nan
-    return buffers.view(values.view(np.uint8)), None, nulls, values.itemsize
+def _pack(columns: Sequence[pa.Array]) -> Packed:
+    """Do what ``row_codec.pack`` does, value by value."""
+    count = buffers.row_count(columns)
+    types = [column.type for column in columns]
+    for kind in types:
+        if not buffers.is_text(kind) and kind.id not in _FORMATS:
+            buffers.dtype(kind)  # raises TypeError
+    values = [column.to_pylist() for column in columns]
+    out = []
+    for place in range(count):
+        row = [of[place] for of in values]
+        nulls = sum(1 << at for at, value in enumerate(row) if value is None)
+        parts = [nulls.to_bytes((len(row) + 7) // 8, "little")]
+        parts += [
+            _pack_value(value, kind)
+            for value, kind in zip(row, types, strict=True)
+            if value is not None
+        ]
+        out.append(b"".join(parts))
+    return packed.pack(out)
 
 
-@cython.cfunc
-@cython.exceptval(check=False)
-def _put_nulls(
-    out: cython.uchar[::1],
-    cursor: cython.const_longlong[::1],
-    valid: cython.const_uchar[::1],
-    index: cython.Py_ssize_t,
-) -> cython.void:
-    """Set the bit of column ``index`` in the bitmaps at ``cursor``, where it is NULL."""
-    i: cython.Py_ssize_t
-    for i in range(len(valid)):
-        if not valid[i]:
-            out[cursor[i] + (index >> 3)] |= 1 << (index & 7)
+def _pack_value(value: Any, kind: pa.DataType) -> bytes:
+    if not buffers.is_text(kind):
+        return struct.pack(_FORMATS[kind.id], _NAN if value != value else value)
+    content = value.encode() if isinstance(value, str) else value
+    length, head = len(content), []
+    while length >= 128:
+        head.append(128 | (length & 127))
+        length >>= 7
+    return bytes([*head, length]) + content
 
 
-@cython.cfunc
-@cython.exceptval(check=False)
-def _bitmaps(
-    data: cython.const_uchar[::1], ends: cython.const_longlong[::1], width: cython.Py_ssize_t
-) -> cython.int:
-    """Return 1 if no bit of the bitmaps (``width`` bytes) is set, else 0; -1: row too short."""
-    i: cython.Py_ssize_t
-    p: cython.Py_ssize_t
-    found: cython.int = 0
-    for i in range(len(ends) - 1):
-        if ends[i] + width > ends[i + 1]:
-            return -1
-        for p in range(ends[i], ends[i] + width):
-            found |= data[p]
-    return 0 if found else 1
+def _unpack(rows: Packed, types: Sequence[pa.DataType]) -> list[pa.Array]:
+    """Do what ``row_codec.unpack`` does, value by value."""
+    values: list[list[Any]] = [[] for _ in types]
+    width = (len(types) + 7) // 8
+    for row in rows.strings():
+        at = width
+        if len(row) < width:
+            raise ValueError(_CORRUPT)
+        nulls = int.from_bytes(row[:width], "little")
+        for place, kind in enumerate(types):
+            value = None
+            if not nulls >> place & 1:
+                value, at = _unpack_value(row, at, kind)
+            values[place].append(value)
+        if at != len(row):
+            raise ValueError(_CORRUPT)
+    return [
+        pa.array(of, pa.binary()).view(kind) if buffers.is_text(kind) else pa.array(of, kind)
+        for of, kind in zip(values, types, strict=True)
+    ]
 
 
-@cython.cfunc
-@cython.exceptval(check=False)
-def _take_nulls(
-    data: cython.const_uchar[::1],
-    cursor: cython.const_longlong[::1],
-    valid: cython.uchar[::1],
-    index: cython.Py_ssize_t,
-) -> cython.void:
-    """Fill ``valid`` from the bits of column ``index`` in the bitmaps at ``cursor``."""
-    i: cython.Py_ssize_t
-    for i in range(len(valid)):
-        valid[i] = 1 - ((data[cursor[i] + (index >> 3)] >> (index & 7)) & 1)
+def _unpack_parts(
+    parts: Sequence[tuple[Packed, Layout, Int64s | None]], schema: pa.Schema, weights: Int64s
+) -> pa.RecordBatch:
+    columns: list[pa.Array] = []
+    for rows, layout, order in parts:
+        count = len(rows) if order is None else len(order)
+        if count != len(weights):
+            message = "rows and weights differ in number"
+            raise ValueError(message)
+        found = _unpack(rows, layout.types)
+        if order is not None:
+            places = pa.array(order, mask=order < 0)
+            found = [column.take(places) for column in found]
+        columns += found
+    return pa.RecordBatch.from_arrays([*columns, pa.array(weights)], schema=schema)
 
 
-@cython.cfunc
-@cython.exceptval(check=False)
-def _at_end(cursor: cython.const_longlong[::1], ends: cython.const_longlong[::1]) -> cython.bint:
-    i: cython.Py_ssize_t
-    for i in range(len(cursor)):  # noqa: SIM110  a loop of C, where all() takes a generator
-        if cursor[i] != ends[i + 1]:
-            return False
-    return True
-
-
-@cython.cfunc
-@cython.exceptval(check=False)
-def _size_text(
-    offsets: cython.const_int[::1], valid: cython.const_uchar[::1], sizes: cython.longlong[::1]
-) -> cython.void:
-    i: cython.Py_ssize_t
-    n: cython.Py_ssize_t = len(valid)
-    for i in range(n):
-        if valid[i]:
-            length: cython.longlong = offsets[i + 1] - offsets[i]
-            sizes[i + 1] += length + 1
-            while length >= 128:
-                sizes[i + 1] += 1
-                length >>= 7
-
-
-@cython.cfunc
-@cython.exceptval(check=False)
-def _put_text(
-    out: cython.uchar[::1],
-    cursor: cython.longlong[::1],
-    data: cython.const_uchar[::1],
-    offsets: cython.const_int[::1],
-    valid: cython.const_uchar[::1],
-) -> cython.void:
-    i: cython.Py_ssize_t
-    n: cython.Py_ssize_t = len(valid)
-    for i in range(n):
-        if not valid[i]:
-            continue
-        p: cython.Py_ssize_t = cursor[i]
-        q: cython.Py_ssize_t = offsets[i]
-        end: cython.Py_ssize_t = offsets[i + 1]
-        length: cython.longlong = end - q
-        while length >= 128:
-            out[p] = 128 | (length & 127)
-            length >>= 7
-            p += 1
-        out[p] = length
-        p += 1
-        while q < end:
-            out[p] = data[q]
-            p += 1
-            q += 1
-        cursor[i] = p
-
-
-@cython.cfunc
-@cython.exceptval(check=False)
-def _put_fixed(
-    out: cython.uchar[::1],
-    cursor: cython.longlong[::1],
-    data: cython.const_uchar[::1],
-    valid: cython.const_uchar[::1],
-    width: cython.Py_ssize_t,
-) -> cython.void:
-    i: cython.Py_ssize_t
-    j: cython.Py_ssize_t
-    n: cython.Py_ssize_t = len(valid)
-    for i in range(n):
-        if valid[i]:
-            p: cython.Py_ssize_t = cursor[i]
-            for j in range(width):
-                out[p + j] = data[i * width + j]
-            cursor[i] = p + width
-
-
-@cython.cfunc
-@cython.exceptval(check=False)
-def _take_fixed(
-    data: cython.const_uchar[::1],
-    cursor: cython.longlong[::1],
-    ends: cython.const_longlong[::1],
-    valid: cython.const_uchar[::1],
-    out: cython.uchar[::1],
-    width: cython.Py_ssize_t,
-) -> cython.bint:
-    i: cython.Py_ssize_t
-    j: cython.Py_ssize_t
-    n: cython.Py_ssize_t = len(valid)
-    for i in range(n):
-        if valid[i]:
-            p: cython.Py_ssize_t = cursor[i]
-            if p + width > ends[i + 1]:
-                return False
-            for j in range(width):
-                out[i * width + j] = data[p + j]
-            cursor[i] = p + width
-    return True
-
-
-@cython.cfunc
-def _take_text(
-    data: cython.const_uchar[::1],
-    cursor: cython.longlong[::1],
-    ends: cython.const_longlong[::1],
-    there: cython.const_uchar[::1],
-    valid: buffers.Bytes,
-    kind: pa.DataType,
-) -> pa.Array:
-    """Read a text column; ``there`` is a view of ``valid``."""
-    starts = np.zeros(len(there) + 1, np.int32)
-    limits: cython.int[::1] = buffers.view(starts)
-    total: cython.longlong = _take_lengths(data, cursor, ends, there, limits)
-    if total < 0:
+def _unpack_value(row: bytes, at: int, kind: pa.DataType) -> tuple[Any, int]:
+    """Return the value at a position, and the position after it."""
+    if not buffers.is_text(kind):
+        form = _FORMATS[kind.id]
+        end = at + struct.calcsize(form)
+        if end > len(row):
+            raise ValueError(_CORRUPT)
+        return struct.unpack(form, row[at:end])[0], end
+    length = shift = 0
+    while True:
+        if at >= len(row) or shift > 28:
+            raise ValueError(_CORRUPT)
+        byte = row[at]
+        at += 1
+        length |= (byte & 127) << shift
+        if byte < 128:
+            break
+        shift += 7
+    if length > len(row) - at:
         raise ValueError(_CORRUPT)
-    if total > buffers.TEXT_BYTES_MAX:
-        message = "too many bytes for one text column"
-        raise ValueError(message)
-    content = np.empty(total, np.uint8)
-    _take_bytes(data, cursor, limits, buffers.view(content))
-    return buffers.make_text(starts, content, valid, kind)
-
-
-@cython.cfunc
-@cython.exceptval(check=False)
-def _take_lengths(
-    data: cython.const_uchar[::1],
-    cursor: cython.longlong[::1],
-    ends: cython.const_longlong[::1],
-    valid: cython.const_uchar[::1],
-    starts: cython.int[::1],
-) -> cython.longlong:
-    """Read the varints and fill ``starts``; return the bytes needed, or -1 if malformed."""
-    i: cython.Py_ssize_t
-    n: cython.Py_ssize_t = len(valid)
-    total: cython.longlong = 0
-    for i in range(n):
-        if valid[i]:
-            p: cython.Py_ssize_t = cursor[i]
-            length: cython.longlong = 0
-            shift: cython.int = 0
-            while True:
-                if p >= ends[i + 1] or shift > 28:
-                    return -1
-                c: cython.longlong = data[p]
-                p += 1
-                length |= (c & 127) << shift
-                if c < 128:
-                    break
-                shift += 7
-            if length > ends[i + 1] - p:
-                return -1
-            cursor[i] = p
-            total += length
-            if total > 2147483647:
-                return total
-        starts[i + 1] = total
-    return total
-
-
-@cython.cfunc
-@cython.exceptval(check=False)
-def _take_bytes(
-    data: cython.const_uchar[::1],
-    cursor: cython.longlong[::1],
-    starts: cython.const_int[::1],
-    out: cython.uchar[::1],
-) -> cython.void:
-    i: cython.Py_ssize_t
-    n: cython.Py_ssize_t = len(cursor)
-    for i in range(n):
-        p: cython.Py_ssize_t = cursor[i]
-        q: cython.Py_ssize_t = starts[i]
-        end: cython.Py_ssize_t = starts[i + 1]
-        while q < end:
-            out[q] = data[p]
-            q += 1
-            p += 1
-        cursor[i] = p
+    return row[at : at + length], at + length

@@ -17,9 +17,12 @@ from headrace.kernels.buffers import Bytes, Int64s
 from headrace.kernels.packed import Nullable, Packed
 
 if cython.compiled:
-    from cython.cimports.headrace.kernels.packed import same
+    from cython.cimports.headrace.kernels.packed import same_at
+    from cython.cimports.headrace.kernels.pointers import bytes_of, longs_of, new_longs
 else:
-    from headrace.kernels.packed import same
+    from headrace.kernels.packed import same_at
+
+    bytes_of = longs_of = new_longs = buffers.view
 
 INSERT = 0
 UPDATE = 1
@@ -43,17 +46,19 @@ def segments(ops: Ops, olds: Int64s, news: Int64s, unchanged: Bytes | None) -> l
     not follow an op on the same key within a piece.  The last cut is ``len(ops)``.
     """
     out: list[int] = _segments(
-        buffers.view(ops),
-        buffers.view(olds),
-        buffers.view(news),
-        buffers.view(_NO_FLAGS if unchanged is None else unchanged),
+        bytes_of(ops),
+        longs_of(olds),
+        longs_of(news),
+        len(ops),
+        bytes_of(_NO_FLAGS if unchanged is None else unchanged),
+        unchanged is not None,
     )
     return out
 
 
 def keyless(ops: Ops, olds: Int64s, news: Int64s) -> bool:
     """Return whether an INSERT or UPDATE has no new key, or a DELETE no old one."""
-    return bool(_keyless(buffers.view(ops), buffers.view(olds), buffers.view(news)))
+    return bool(_keyless(bytes_of(ops), longs_of(olds), longs_of(news), len(ops)))
 
 
 @dataclass(slots=True)
@@ -92,17 +97,20 @@ def replay(
     # Outputs and scratch: one part of the array for each.
     parts = np.empty(6 * count, np.int64)
     size, gone, new, in_order, wrong, why = _replay(
-        buffers.view(ops),
-        buffers.view(slots[0]),
-        buffers.view(slots[1]),
-        buffers.view(before.data),
-        buffers.view(before.bounds),
-        buffers.view(before.valid),
-        buffers.view(rows.data),
-        buffers.view(rows.bounds),
-        buffers.view(_NO_FLAGS if wanted is None else wanted),
+        bytes_of(ops),
+        longs_of(slots[0]),
+        longs_of(slots[1]),
+        len(ops),
+        bytes_of(before.data),
+        longs_of(before.bounds),
+        bytes_of(before.valid),
+        count,
+        bytes_of(rows.data),
+        longs_of(rows.bounds),
+        bytes_of(_NO_FLAGS if wanted is None else wanted),
+        wanted is not None,
         partial,
-        buffers.view(parts),
+        new_longs(parts),
     )
     came = None if in_order and new == len(rows) else parts[count : count + new]
     changed, stored = parts[2 * count : 2 * count + size], parts[3 * count : 3 * count + size]
@@ -112,12 +120,13 @@ def replay(
 @cython.cfunc
 @cython.exceptval(check=False)
 def _keyless(
-    ops: cython.const_schar[::1],
-    olds: cython.const_longlong[::1],
-    news: cython.const_longlong[::1],
+    ops: cython.p_const_uchar,
+    olds: cython.p_longlong,
+    news: cython.p_longlong,
+    total: cython.Py_ssize_t,
 ) -> cython.bint:
     i: cython.Py_ssize_t
-    for i in range(len(ops)):  # noqa: SIM110  a loop of C, where any() takes a generator
+    for i in range(total):  # noqa: SIM110  a loop of C, where any() takes a generator
         if (ops[i] <= 1 and news[i] < 0) or (ops[i] == 2 and olds[i] < 0):
             return True
     return False
@@ -125,13 +134,15 @@ def _keyless(
 
 @cython.cfunc
 def _segments(
-    ops: cython.const_schar[::1],
-    olds: cython.const_longlong[::1],
-    news: cython.const_longlong[::1],
-    unchanged: cython.const_uchar[::1],
+    ops: cython.p_const_uchar,
+    olds: cython.p_longlong,
+    news: cython.p_longlong,
+    total: cython.Py_ssize_t,
+    unchanged: cython.p_const_uchar,
+    some: cython.bint,
 ) -> list[int]:
     i: cython.Py_ssize_t
-    n: cython.Py_ssize_t = len(ops)
+    n: cython.Py_ssize_t = total
     start: cython.Py_ssize_t = 0
     old: cython.longlong
     cuts: list[int] = []
@@ -144,7 +155,7 @@ def _segments(
             start = i + 1
             touched.clear()
             continue
-        if len(unchanged) == 0:
+        if not some:
             continue
         old = olds[i] if olds[i] >= 0 else news[i]
         if unchanged[i] and old in touched:
@@ -160,24 +171,25 @@ def _segments(
 
 @cython.cfunc
 def _replay(
-    ops: cython.const_schar[::1],
-    olds: cython.const_longlong[::1],
-    news: cython.const_longlong[::1],
-    data: cython.const_uchar[::1],
-    bounds: cython.const_longlong[::1],
-    valid: cython.const_uchar[::1],
-    rows: cython.const_uchar[::1],
-    limits: cython.const_longlong[::1],
-    wanted: cython.const_uchar[::1],
+    ops: cython.p_const_uchar,
+    olds: cython.p_longlong,
+    news: cython.p_longlong,
+    total: cython.Py_ssize_t,
+    data: cython.p_const_uchar,
+    bounds: cython.p_longlong,
+    valid: cython.p_const_uchar,
+    count: cython.Py_ssize_t,
+    rows: cython.p_const_uchar,
+    limits: cython.p_longlong,
+    wanted: cython.p_const_uchar,
+    some: cython.bint,
     partial: cython.bint,
-    parts: cython.longlong[::1],
+    parts: cython.p_longlong,
 ) -> tuple[int, int, int, bool, int, int]:
     """Fill ``parts``: went, came, slots, stored, then per slot the last op and whether a row is."""
     i: cython.Py_ssize_t
     slot: cython.longlong
     at: cython.longlong
-    count: cython.Py_ssize_t = len(valid)
-    some: cython.bint = len(wanted) > 0
     last: cython.Py_ssize_t = 4 * count
     there: cython.Py_ssize_t = 5 * count
     size: cython.Py_ssize_t = 0
@@ -187,7 +199,7 @@ def _replay(
     for i in range(count):
         parts[last + i] = -2
         parts[there + i] = valid[i]
-    for i in range(len(ops)):
+    for i in range(total):
         if ops[i] != 0:
             slot = olds[i] if olds[i] >= 0 else news[i]
             if not parts[there + slot] and not partial:
@@ -208,7 +220,7 @@ def _replay(
             at = -1
         if at < 0 and not valid[i]:
             continue
-        if at >= 0 and valid[i] and same(data, bounds, i, rows, limits, at):
+        if at >= 0 and valid[i] and same_at(data, bounds, i, rows, limits, at):
             continue
         if valid[i]:
             parts[gone] = i

@@ -17,9 +17,15 @@ import pyarrow.compute as pc
 from headrace.kernels import buffers, datetimes
 from headrace.types import BOOL, FLOAT4, FLOAT8, INT2, INT4, INT8, OID, arrow_type
 
+if cython.compiled:
+    from cython.cimports.headrace.kernels.pointers import bytes_of, ints_of, new_bytes, new_longs
+else:
+    bytes_of = ints_of = new_bytes = new_longs = buffers.view
+
 # Declared, because Cython treats a literal of more than 32 bits as a Python object.
 _TENTH = cython.declare(cython.longlong, -922337203685477580)
 
+_STRING = pa.string().id
 _DATE_WIDTH = 16
 _STAMP_WIDTH = 40
 _TIME_WIDTH = 16
@@ -38,7 +44,7 @@ def parse(column: pa.StringArray, oid: int) -> pa.Array:
     Columns of types represented as text are returned unchanged.
     """
     target = arrow_type(oid)
-    if pa.types.is_string(target):
+    if target.id == _STRING:
         return column
     if not buffers.is_text(column.type):
         message = f"text expected, got Arrow type {column.type}"
@@ -49,16 +55,18 @@ def parse(column: pa.StringArray, oid: int) -> pa.Array:
     if oid in (FLOAT4, FLOAT8):
         return _parse_floats(column, oid)
     valid = buffers.validity(column)
-    data = buffers.view(buffers.data(column))
-    offsets = buffers.view(buffers.offsets(column))
+    content, limits = buffers.data(column), buffers.offsets(column)
     out = np.zeros(n, np.uint8 if oid == BOOL else np.int64)
     if oid == BOOL:
-        good = _parse_bools(data, offsets, buffers.view(valid), buffers.view(out))
+        good = _parse_bools(bytes_of(content), ints_of(limits), bytes_of(valid), n, new_bytes(out))
     elif oid in _RANGES:
         low, high = _RANGES[oid]
-        good = _parse_ints(data, offsets, buffers.view(valid), buffers.view(out), low, high)
+        good = _parse_ints(
+            bytes_of(content), ints_of(limits), bytes_of(valid), n, new_longs(out), low, high
+        )
     else:
         kind = datetimes.KINDS[oid]
+        data, offsets = buffers.view(content), buffers.view(limits)
         good = datetimes.parse(data, offsets, buffers.view(valid), buffers.view(out), kind)
     if not good:
         raise ValueError(_malformed(oid))
@@ -123,13 +131,13 @@ def _render_floats(column: pa.Array) -> pa.StringArray:
 @cython.cfunc
 @cython.exceptval(check=False)
 def _parse_bools(
-    data: cython.const_uchar[::1],
-    offsets: cython.const_int[::1],
-    valid: cython.const_uchar[::1],
-    out: cython.uchar[::1],
+    data: cython.p_const_uchar,
+    offsets: cython.p_int,
+    valid: cython.p_const_uchar,
+    n: cython.Py_ssize_t,
+    out: cython.p_uchar,
 ) -> cython.bint:
     i: cython.Py_ssize_t
-    n: cython.Py_ssize_t = len(out)
     for i in range(n):
         if not valid[i]:
             continue
@@ -146,15 +154,15 @@ def _parse_bools(
 @cython.cfunc
 @cython.exceptval(check=False)
 def _parse_ints(
-    data: cython.const_uchar[::1],
-    offsets: cython.const_int[::1],
-    valid: cython.const_uchar[::1],
-    out: cython.longlong[::1],
+    data: cython.p_const_uchar,
+    offsets: cython.p_int,
+    valid: cython.p_const_uchar,
+    n: cython.Py_ssize_t,
+    out: cython.p_longlong,
     low: cython.longlong,
     high: cython.longlong,
 ) -> cython.bint:
     i: cython.Py_ssize_t
-    n: cython.Py_ssize_t = len(out)
     for i in range(n):
         if not valid[i]:
             continue
