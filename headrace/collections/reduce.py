@@ -129,7 +129,7 @@ class Reduce(Collection):
         for feed in feeds:
             self._feed(feed, columns, keys, slots, weights)
 
-    def _number(self, keys: Packed, columns: Sequence[pa.Array]) -> Int64s:
+    def _number(self, keys: Packed, columns: list[pa.Array]) -> Int64s:
         """Return the slot of each row's group; assign slots to groups new in this txid.
 
         ``columns``: those of the keys.

@@ -116,7 +116,7 @@ def unpack(rows: Packed, types: Sequence[pa.DataType]) -> list[pa.Array]:
 
 
 def unpack_parts(
-    parts: Sequence[tuple[Packed, Layout, Int64s]], schema: pa.Schema, weights: Int64s
+    parts: Sequence[tuple[Packed, Layout, Int64s | None]], schema: pa.Schema, weights: Int64s
 ) -> pa.RecordBatch:
     """See ``rows.unpack_parts``."""
     batch = cython.declare(ArrowArray)
@@ -302,7 +302,7 @@ def _fill(
 def _build(
     rows: Packed,
     layout: Layout,
-    order: Int64s,
+    order: Int64s | None,
     arrays: cython.pointer[cython.pointer[ArrowArray]],
 ) -> cython.int:
     """Allocate and fill the columns of rows; of those with the numbers ``order``, if given."""

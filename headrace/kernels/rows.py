@@ -29,7 +29,7 @@ if cython.compiled:
     from headrace.kernels.arrow_memory import Layout
 else:
 
-    class Layout:
+    class Layout:  # type: ignore[no-redef]  # the same, uncompiled
         """Types of the columns of a row."""
 
         def __init__(self, types: Sequence[pa.DataType], schema: pa.Schema | None = None) -> None:
