@@ -306,13 +306,27 @@ class Diffed:
     def __init__(self, schema: Schema) -> None:
         self._schema = schema
         self._rows = Consolidator()
+        self._only: pa.RecordBatch | None = None
+        """The only diff so far, of a batch of one row: most small transactions have no other."""
 
     def add(self, batch: pa.RecordBatch) -> None:
         """Add the diffs of ``batch``."""
+        only, self._only = self._only, None
+        if only is not None:
+            self._add(only)
+        elif batch.num_rows == 1 and not len(self._rows):
+            self._only = batch
+            return
+        self._add(batch)
+
+    def _add(self, batch: pa.RecordBatch) -> None:
         self._rows.add(*rows.pack_batch(batch, layout_of(self._schema)))
 
     def take(self) -> list[pa.RecordBatch]:
         """Return everything added since the last call: each row once, none with weight 0."""
+        if self._only is not None:
+            only, self._only = self._only, None
+            return [under(self._schema, only)]
         if not len(self._rows):
             return []
         encoded, weights = self._rows.items()

@@ -147,6 +147,13 @@ class TableChanges:
         """
         return cast("tuple[list[pa.Array], int] | None", self._once(self._came, columns))
 
+    def packed(self, columns: tuple[SourceColumn, ...]) -> Packed:
+        """Return the new rows, with these columns.
+
+        REQUIRES: no value is an unsent TOAST value.
+        """
+        return cast("Packed", self._once(self._packed, columns))
+
     def slots(self, key: tuple[SourceColumn, ...]) -> KeySlots:
         """Return the distinct keys that the changes name, and which change names which."""
         return cast("KeySlots", self._once(self._slots, key))
@@ -191,6 +198,10 @@ class TableChanges:
         if len(places) < self.batch.num_rows:
             values = [value.take(pa.array(places)) for value in values]
         return values, len(places)
+
+    def _packed(self, columns: tuple[SourceColumn, ...]) -> Packed:
+        # The values of key columns are the same without the old row (``_value``).
+        return rows.pack_rows([self.value(column, False)[0] for column in columns])
 
     def _slots(self, key: tuple[SourceColumn, ...]) -> KeySlots:
         count, oids = self.batch.num_rows, [column.oid for column in key]

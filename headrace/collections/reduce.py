@@ -290,7 +290,7 @@ class Reduce(Collection):
 
     def _shown(self, keys: Packed, totals: Int64s, found: list[pa.Array]) -> Nullable:
         """Return the encoded aggregates of each group; None for a group without rows."""
-        whole, own, alive = bool(totals.all()), keys, totals
+        whole, own, alive = buffers.nonzero(totals), keys, totals
         if not whole:
             there = totals != 0
             if self._always:

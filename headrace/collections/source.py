@@ -88,6 +88,8 @@ class _Ops:
     """Index in ``values`` -> mask of the changes whose value is that of the old row."""
     unchanged: np.ndarray | None
     """Flag per change that needs the old row; None if no change does."""
+    rows: Packed | None
+    """The new rows; None if old values must be filled in first."""
 
     def part(self, start: int, end: int) -> _Ops:
         """Return the changes from ``start`` to before ``end``."""
@@ -103,6 +105,7 @@ class _Ops:
             [column.slice(start, end - start) for column in self.values],
             {place: mask[some] for place, mask in self.kept.items()},
             unchanged,
+            None if self.rows is None else self.rows.part(start, end),
         )
 
 
@@ -226,7 +229,9 @@ class Source(Collection):
         if slots.lost:
             raise self._identity_changed()
         unchanged = np.logical_or.reduce(list(kept.values())).view(np.uint8) if kept else None
-        return _Ops(changes.ops, slots, values, kept, unchanged)
+        sent = values and self._apart.isdisjoint(changes.names)
+        packed_rows = changes.packed(self._node.columns) if sent else None
+        return _Ops(changes.ops, slots, values, kept, unchanged, packed_rows)
 
     def _replay(self, ops: _Ops) -> list[pa.RecordBatch]:
         slots, count = ops.slots, len(ops.ops)
@@ -234,7 +239,7 @@ class Source(Collection):
         values = ops.values
         if ops.unchanged is not None:
             values = self._fill(ops, ops.unchanged, before)
-        new_rows = encode(values, count)
+        new_rows = encode(values, count) if ops.rows is None else ops.rows
         wanted = None
         if self._wanted is not None:
             wanted = buffers.values(_mask(self._wanted, values, count))
@@ -244,15 +249,11 @@ class Source(Collection):
             raise self._misfit(int(ops.ops[effect.wrong]), missing=effect.why == source.MISSING)
         stored = packed.take_nullable(new_rows, effect.stored)
         self._state.put_many(slots.keys.take(effect.slots), stored)
-        went = effect.went
-        came = np.arange(count) if effect.came is None else effect.came
+        order, weights = source.diffs(effect, count, len(before))
         if not values:
-            return self._counted(len(came) - len(went))
-        if not len(went) and not len(came):
+            return self._counted(int(weights.sum()))
+        if not len(order):
             return []
-        weights = np.ones(len(went) + len(came), np.int64)
-        weights[: len(went)] = -1
-        order = np.concatenate((went, came + len(before)))
         return cut(decode(packed.take_two(before.packed, new_rows, order), self.schema, weights))
 
     def _fill(self, ops: _Ops, unchanged: np.ndarray, before: Nullable) -> list[pa.Array]:

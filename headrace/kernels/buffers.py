@@ -85,6 +85,11 @@ def some(flags: Bytes) -> bool:
     return bool(_find(bytes_of(flags), len(flags), False) >= 0)
 
 
+def nonzero(numbers: Int64s) -> bool:
+    """Return whether no number is 0; much faster than ``all`` for a few."""
+    return bool(_multiplicity(longs_of(numbers), len(numbers)) >= 0)
+
+
 def negative(numbers: Int64s) -> bool:
     """Return whether a number is below 0; much faster than ``any`` for a few."""
     return bool(_negative(longs_of(numbers), len(numbers)))

@@ -164,7 +164,7 @@ class Consolidator:
     def items(self) -> tuple[Packed, Int64s]:
         """Return (rows, weights) without zero weights; the consolidator keeps its contents."""
         weights, found = self._weights[: len(self._rows)], self._rows.strings()
-        if weights.all():
+        if buffers.nonzero(weights):
             return found, weights
         there = np.flatnonzero(weights)
         return found.take(there), weights[there]

@@ -117,6 +117,50 @@ def replay(
     return Effect(parts[:gone], came, changed, stored, wrong, why)
 
 
+def diffs(effect: Effect, count: int, stored: int) -> tuple[Int64s, Int64s]:
+    """Return the numbers of the removed and added rows of a replay, and their weights.
+
+    The ``count`` new rows are numbered after the ``stored`` ones.
+    """
+    gone: cython.Py_ssize_t = len(effect.went)
+    new: cython.Py_ssize_t = count if effect.came is None else len(effect.came)
+    order, weights = np.empty(gone + new, np.int64), np.empty(gone + new, np.int64)
+    came = buffers.minus_ones(0) if effect.came is None else effect.came
+    all_in_order: cython.bint = effect.came is None
+    _diffs(
+        longs_of(effect.went),
+        gone,
+        longs_of(came),
+        new,
+        all_in_order,
+        stored,
+        new_longs(order),
+        new_longs(weights),
+    )
+    return order, weights
+
+
+@cython.cfunc
+@cython.exceptval(check=False)
+def _diffs(
+    went: cython.p_longlong,
+    gone: cython.Py_ssize_t,
+    came: cython.p_longlong,
+    new: cython.Py_ssize_t,
+    in_order: cython.bint,
+    stored: cython.Py_ssize_t,
+    order: cython.p_longlong,
+    weights: cython.p_longlong,
+) -> cython.void:
+    i: cython.Py_ssize_t
+    for i in range(gone):
+        order[i] = went[i]
+        weights[i] = -1
+    for i in range(new):
+        order[gone + i] = stored + (i if in_order else came[i])
+        weights[gone + i] = 1
+
+
 @cython.cfunc
 @cython.exceptval(check=False)
 def _keyless(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import struct
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final, Generic, TypeVar
@@ -28,6 +28,10 @@ _BYTES: Final = _SLOTS * _MARK.size
 Mark = tuple[int, int]
 """The ID that the work is for, and the piece of work."""
 Found = TypeVar("Found")
+
+
+def _mark_nothing(whom: int, piece: int) -> None:
+    """Do what a closed ``Marks`` does."""
 
 
 class Marks:
@@ -61,13 +65,22 @@ class Marks:
     @contextmanager
     def during(self, whom: int, piece: int) -> Iterator[None]:
         """Mark this thread as working on ``piece`` of ``whom`` during the block."""
-        if self._closed:
+        with self.in_turn() as mark:
+            mark(whom, piece)
             yield
+
+    @contextmanager
+    def in_turn(self) -> Iterator[Callable[[int, int], None]]:
+        """Yield a function that marks this thread as working on a piece of the work given to it.
+
+        Each call replaces the previous mark, so that pieces in turn cost one write each.
+        """
+        if self._closed:
+            yield _mark_nothing
             return
         at = self._place()
-        self._write(_MARK.pack(_SET, whom, piece), at)
         try:
-            yield
+            yield lambda whom, piece: self._write(_MARK.pack(_SET, whom, piece), at)
         except self._outlived:
             self._write(_NOTHING, at)
             raise

@@ -404,8 +404,9 @@ class Processor:
 
     def _take_up(self, flow: Dataflow, table_oid: int, batch: pa.RecordBatch) -> None:
         """Have ``flow`` ingest a batch; split a large one to fit the memory (E-24)."""
-        if batch.nbytes <= _FREE_BYTES:
-            made = next((look for look in self._looks if look.batch is batch), None)
+        made = next((look for look in self._looks if look.batch is batch), None)
+        size = bounds.size_of(batch) if made is None else made.nbytes
+        if size <= _FREE_BYTES:
             flow.ingest(table_oid, batch, made)
             return
         done, rows, row_bytes = 0, batch.num_rows, batch.nbytes * _BYTES_PER_BYTE // batch.num_rows
@@ -422,7 +423,7 @@ class Processor:
         """
         txid = outcome.frames.txid
 
-        def one(unit: Unit) -> HeadraceError | None:
+        def alone(unit: Unit) -> HeadraceError | None:
             with self._suspects.during(unit.id, txid):
                 return self._guarded(work, unit)
 
@@ -430,8 +431,13 @@ class Processor:
         apart = [unit for unit in units if not (small and unit.brief)]
         if len(units) == 1 or self._suspects.sequential(txid):
             apart = []
-        sent = {unit.id: self.pool.submit(one, unit) for unit in apart}
-        errors = {unit.id: one(unit) for unit in units if unit.id not in sent}
+        sent = {unit.id: self.pool.submit(alone, unit) for unit in apart}
+        errors: dict[int, HeadraceError | None] = {}
+        with self._suspects.in_turn() as mark:
+            for unit in units:
+                if unit.id not in sent:
+                    mark(unit.id, txid)
+                    errors[unit.id] = self._guarded(work, unit)
         errors |= {unit_id: future.result() for unit_id, future in sent.items()}
         for view in units:
             error = errors[view.id]

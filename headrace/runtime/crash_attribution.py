@@ -11,6 +11,7 @@ crashes during work on a view count: a worker that dies at other times was not k
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Final
@@ -59,6 +60,10 @@ class CrashAttribution:
     def during(self, unit_id: int, txid: int) -> AbstractContextManager[None]:
         """Mark the block as work for a view or shared subplan on a txid."""
         return self._marks.during(unit_id, txid)
+
+    def in_turn(self) -> AbstractContextManager[Callable[[int, int], None]]:
+        """Yield a function that marks work for a unit on a txid until its next call."""
+        return self._marks.in_turn()
 
     @property
     def quiet(self) -> bool:

@@ -13,7 +13,7 @@ from headrace import clock
 from headrace.errors import BugError, HeadraceError, Interrupted, OwnerGone, RightEnded
 from headrace.forwarder.batcher import Batch
 from headrace.kernels.pgoutput import Decoder
-from headrace.process import faults
+from headrace.process import bounds, faults
 from headrace.runtime import positions
 from headrace.runtime.batches import Outcome, Processor, ViewAlteration
 from headrace.runtime.commits import Commits
@@ -157,7 +157,7 @@ class Intake:
             frames.instant,
             tuple(parts),
             tuple(s.id for s in needed if s.mark.txid < frames.txid <= s.processed),
-            sum(diffs.nbytes for diffs in outcome.diffs.values()),
+            sum(map(bounds.size_of, outcome.diffs.values())),
             frames.oldest_us,
             began_s,
             clock.monotonic(),

@@ -19,7 +19,7 @@ import structlog
 from headrace import clock
 from headrace.postgres import definitions, failures, privileges
 from headrace.postgres.pipelined import Got, Sent
-from headrace.process import faults
+from headrace.process import bounds, faults
 from headrace.runtime.crash_attribution import CrashAttribution
 from headrace.runtime.jobs import CommitJob, ViewPart
 from headrace.runtime.link import SinkLink
@@ -99,18 +99,19 @@ class PipelinedCommit:
         all_diffs = [part.diffs for part in parts if part.diffs is not None]
         if max(diffs.num_rows for diffs in all_diffs) > ROWS_MAX:
             return None
-        if sum(diffs.nbytes for diffs in all_diffs) > BYTES_MAX:
+        if sum(map(bounds.size_of, all_diffs)) > BYTES_MAX:
             return None
         out = []
-        for part, diffs in zip(parts, all_diffs, strict=True):
-            try:
-                with self._suspects.during(part.view_id, job.txid):
+        with self._suspects.in_turn() as mark:
+            for part, diffs in zip(parts, all_diffs, strict=True):
+                mark(part.view_id, job.txid)
+                try:
                     write = link.writer.pipelined(part.target, diffs)
-            except Exception:  # noqa: BLE001  the sequential commit finds the view with the bug
-                return None
-            if write is None or sum(write.wanted) > ROWS_MAX:
-                return None
-            out.append(write)
+                except Exception:  # noqa: BLE001  the sequential commit finds the view with the bug
+                    return None
+                if write is None or sum(write.wanted) > ROWS_MAX:
+                    return None
+                out.append(write)
         return out
 
     def _sent(
