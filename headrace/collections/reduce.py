@@ -15,7 +15,7 @@ from headrace.collections.base import Collection, columns_of, cut, encode, keys_
 from headrace.collections.retained_values import Asked, RetainedValues, Rows
 from headrace.errors import BugError, RowError
 from headrace.expressions.remote import RemoteEvaluator
-from headrace.kernels import aggregate, packed, rows, text
+from headrace.kernels import aggregate, buffers, packed, rows, text
 from headrace.kernels.aggregate import Numbers
 from headrace.kernels.buffers import Int64s
 from headrace.kernels.groups import WIDTH_MAX, Groups

@@ -156,13 +156,15 @@ class Bound:
         """Run a ``with`` block under the bound, on this thread."""
         return Applied(self)
 
-    def _enter(self) -> Bound | None:
+    def enter(self) -> Bound | None:
+        """Begin to work under the bound; return the previous one for ``leave``."""
         before, _here.bound = current(), self
         self._begin_own()
         self._inside = True
         return before
 
-    def _leave(self, before: Bound | None) -> None:
+    def leave(self, before: Bound | None) -> None:
+        """End to work under the bound."""
         self._own_s += time.thread_time() - self._own_from
         self._inside = False
         _here.bound = before
@@ -291,10 +293,10 @@ class Applied:
         self._bound = bound
 
     def __enter__(self) -> None:
-        self._before = self._bound._enter()
+        self._before = self._bound.enter()
 
     def __exit__(self, *error: object) -> None:
-        self._bound._leave(self._before)
+        self._bound.leave(self._before)
 
 
 class _Here(threading.local):
