@@ -100,15 +100,15 @@ class PartFeed:
     columns: tuple[int, ...]
     specs: tuple[AggregateSpec, ...]
 
-    def chosen(self, columns: Sequence[pa.Array], count: int) -> npt.NDArray[np.bool_] | None:
-        """Return a mask of the rows of ``columns`` for the part; None = all."""
-        mask = np.zeros(count, np.bool_)
+    def chosen(self, batch: pa.RecordBatch) -> npt.NDArray[np.bool_] | None:
+        """Return a mask of the rows of ``batch`` for the part; None = all."""
+        found: npt.NDArray[np.bool_] | None = None
         for spec in self.specs:
-            own = _chosen(spec, columns)
+            own = _chosen(spec, batch)
             if own is None:
                 return None
-            mask |= own
-        return None if mask.all() else mask
+            found = own if found is None else found | own
+        return None if found is None or found.all() else found
 
 
 def make(
@@ -161,7 +161,7 @@ def _part(spec: AggregateSpec, name: str, number: int, fields: types.Schema) -> 
     return Unique(name, number, argument, inner) if spec.distinct else inner
 
 
-def _chosen(spec: AggregateSpec, columns: Sequence[pa.Array]) -> npt.NDArray[np.bool_] | None:
+def _chosen(spec: AggregateSpec, batch: pa.RecordBatch) -> npt.NDArray[np.bool_] | None:
     """Return a mask of the rows that count for ``spec``; None = all.
 
     FILTER must be true and the argument not NULL.  ``remote`` also receives NULLs, because
@@ -169,9 +169,9 @@ def _chosen(spec: AggregateSpec, columns: Sequence[pa.Array]) -> npt.NDArray[np.
     """
     mask: npt.NDArray[np.bool_] | None = None
     if spec.filter is not None:
-        mask = buffers.values(pc.fill_null(columns[spec.filter], False)).astype(bool)
+        mask = buffers.values(pc.fill_null(batch.column(spec.filter), False)).astype(bool)
     if spec.argument is not None and spec.function not in _WITH_NULLS:
-        column = columns[spec.argument]
+        column = batch.column(spec.argument)
         if column.null_count:
             valid = buffers.validity(column).astype(bool)
             mask = valid if mask is None else mask & valid

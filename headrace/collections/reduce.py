@@ -11,7 +11,7 @@ import pyarrow as pa
 from headrace.collections import aggregates, plan
 from headrace.collections.accumulators import Accumulator
 from headrace.collections.aggregates import Part, PartFeed, Unique
-from headrace.collections.base import Collection, columns_of, cut, encode, keys_of, weights_of
+from headrace.collections.base import Collection, cut, encode, keys_of, weights_of
 from headrace.collections.retained_values import Asked, RetainedValues, Rows
 from headrace.errors import BugError, RowError
 from headrace.expressions.remote import RemoteEvaluator
@@ -119,15 +119,14 @@ class Reduce(Collection):
         n = batch.num_rows
         if n == 0:
             return
-        columns = columns_of(batch)
         weights = weights_of(batch)
-        named = [columns[i] for i in self._node.keys]
+        named = [batch.column(i) for i in self._node.keys]
         keys = keys_of(named, self._key_oids, n)
         slots = self._number(keys, named)
         if counted:
             self._counts.add(slots, np.ones(n, np.int64), weights, len(self._slots))
         for feed in feeds:
-            self._feed(feed, columns, keys, slots, weights)
+            self._feed(feed, batch, keys, slots, weights)
 
     def _number(self, keys: Packed, columns: list[pa.Array]) -> Int64s:
         """Return the slot of each row's group; assign slots to groups new in this txid.
@@ -160,14 +159,14 @@ class Reduce(Collection):
     def _feed(
         self,
         feed: PartFeed,
-        columns: Sequence[pa.Array],
+        batch: pa.RecordBatch,
         keys: Packed,
         slots: Int64s,
         weights: Int64s,
     ) -> None:
         part = feed.part
-        mask = feed.chosen(columns, len(keys))
-        own = [columns[i] for i in feed.columns]
+        mask = feed.chosen(batch)
+        own = [batch.column(i) for i in feed.columns]
         if mask is not None:
             slots, weights = slots[mask], weights[mask]
             if len(slots) == 0:

@@ -35,7 +35,7 @@ def run_program(program: Program, batch: pa.RecordBatch) -> list[pa.Array]:
         RowError: an expression failed.
     """
     try:
-        return program.run(columns_of(batch), batch.num_rows)
+        return program.run(batch, batch.num_rows)  # it takes columns by their place
     except FailingRow as error:
         raise failed(error, batch) from error
 

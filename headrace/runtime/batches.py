@@ -8,7 +8,6 @@ import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Final, Protocol
 
 import pyarrow as pa
@@ -69,6 +68,8 @@ class Outcome:
     frames: Frames
     rows: int = 0
     """Changes that the batch has had so far."""
+    complete: bool = False
+    """Whether the TimeEnd is on the edge, so that no more changes follow."""
     touched: set[int] = field(default_factory=set)
     """IDs of the units that took part."""
     woken: list[Unit] = field(default_factory=list)
@@ -263,7 +264,8 @@ class Processor:
             due = [*(view for view in left if _is_due(view, frames.instant)), *woken]
             self._wake(woken, active, resting, outcome)
             self._enter(due, outcome)
-        self.edge.put(TimeEnd(txid, frames.attempt, sent))
+        if not outcome.complete:
+            self.edge.put(TimeEnd(txid, frames.attempt, sent))
         away = () if elsewhere is None else elsewhere.units
         with contextlib.ExitStack() as pinned:
             for shared in resting.order or needed:
@@ -307,7 +309,7 @@ class Processor:
         """Have units ingest the batch's changes; return the number of rows."""
         sent, frames = 0, outcome.frames
         self.edge.open((unit.id for unit in active.units), frames.first - 1)
-        for chunk in frames:
+        for chunk, last in _chunks(frames):
             if frames.stopped:
                 self._wake(resting.named(frames.stopped), active, resting, outcome)
             outcome.failed |= _only(frames.stopped, active.units)
@@ -323,59 +325,72 @@ class Processor:
                 self.edge.put(frame)
                 sent += frame.diffs.batch.num_rows
             outcome.rows = sent
-            self._enter(busy, outcome)
             taken = {unit.id for unit in busy}
             for unit in active.units:
                 if unit.id not in taken and unit.id not in outcome.failed:
                     self.edge.pull(unit.id)
+            if last:
+                self.edge.put(TimeEnd(frames.txid, frames.attempt, sent))
+                outcome.complete = True
+            self._enter(busy, outcome)
             for unit_id in outcome.failed:
                 self.edge.leave(unit_id)
         self._looks = []
         return sent
 
     def _enter(self, units: Sequence[Unit], outcome: Outcome) -> None:
-        """Have ``units`` begin the batch, if they have not, and ingest what is on the edge."""
+        """Have ``units`` begin the batch, if they have not, and ingest what is on the edge.
+
+        Views that read no subplan end it in the same step if the batch is complete.
+        """
         new = {unit.id for unit in units} - outcome.touched
         outcome.touched |= new
         outcome.failed |= self._altered([unit for unit in units if unit.id in new])
-        self._each(
-            [unit for unit in units if unit.id not in outcome.failed],
-            partial(self._ingest, new, outcome.frames),
-            outcome,
-        )
+
+        def work(unit: Unit) -> None:
+            self._ingest(new, outcome.frames, unit)
+            if outcome.complete and isinstance(unit, View) and not unit.feeds:
+                self._finish(unit, (), outcome)
+
+        self._each([unit for unit in units if unit.id not in outcome.failed], work, outcome)
         for unit_id in outcome.failed:
             self.edge.leave(unit_id)
 
     def _end(self, units: Sequence[Unit], outcome: Outcome) -> None:
         """Have ``units`` end the batch, as all that they read is complete."""
-        frames, touched = outcome.frames, outcome.touched
-        telling = outcome.telling
+        touched, telling = outcome.touched, outcome.telling
         fed = {
             unit.id: _fed(unit, outcome)
             for unit in (units if telling else ())
             if not telling.isdisjoint(unit.feeds.values())
         }
-        left = [unit for unit in units if unit.id not in outcome.failed]
+        left = [u for u in units if u.id not in outcome.failed and u.id not in outcome.diffs]
         woken = [u for u in left if fed.get(u.id) and u.id not in touched]
         if woken:
             self._enter(woken, outcome)
 
-        def end(unit: Unit) -> None:
-            flow = unit.flow(self._settings, self._evaluators)
+        def work(unit: Unit) -> None:
             self.edge.pull(unit.id)
-            for node, diffs in fed.get(unit.id, ()):
-                flow.feed(node, diffs)
-            diffs = flow.end(frames.txid, frames.attempt)
-            if isinstance(unit, Shared):
-                outcome.sent[unit.id] = [diffs]
-                unit.send(frames.first, frames.txid, frames.attempt, frames.oldest_us, diffs)
-            else:
-                outcome.diffs[unit.id] = diffs
-            # Before the sink's commit: a result whose state cannot be stored must not appear.
-            unit.here.prepare()
+            self._finish(unit, fed.get(unit.id, ()), outcome)
 
         ending = [u for u in left if u.id in touched and u.id not in outcome.failed]
-        self._each(ending, end, outcome)
+        self._each(ending, work, outcome)
+
+    def _finish(
+        self, unit: Unit, fed: Sequence[tuple[str, pa.RecordBatch]], outcome: Outcome
+    ) -> None:
+        """Feed a unit what it reads of subplans, and end its batch."""
+        frames, flow = outcome.frames, unit.flow(self._settings, self._evaluators)
+        for node, diffs in fed:
+            flow.feed(node, diffs)
+        diffs = flow.end(frames.txid, frames.attempt)
+        if isinstance(unit, Shared):
+            outcome.sent[unit.id] = [diffs]
+            unit.send(frames.first, frames.txid, frames.attempt, frames.oldest_us, diffs)
+        else:
+            outcome.diffs[unit.id] = diffs
+        # Before the sink's commit: a result whose state cannot be stored must not appear.
+        unit.here.prepare()
 
     def _reached(
         self, unit: Unit, chunk: Sequence[TableDiffs], looks: Sequence[TableChanges]
@@ -516,6 +531,20 @@ class Processor:
         if not where:
             return error
         return error.again(culprit=where)
+
+
+def _chunks(frames: Frames) -> Iterator[tuple[list[TableDiffs], bool]]:
+    """Yield each chunk, and whether it is known to be the last one, which small chunks are."""
+    chunks = iter(frames)
+    chunk = next(chunks, None)
+    while chunk is not None:
+        if sum(frame.diffs.batch.num_rows for frame in chunk) > _LOOK_ROWS_MAX:
+            yield chunk, False
+            chunk = next(chunks, None)
+        else:
+            following = next(chunks, None)
+            yield chunk, following is None
+            chunk = following
 
 
 def _pool() -> ThreadPoolExecutor:
