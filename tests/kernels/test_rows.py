@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace import types as pg
-from headrace.kernels import copytext, packed, rows, text
+from headrace.kernels import copytext, keys, packed, rows, text
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
 KINDS = {
@@ -60,6 +60,130 @@ def test_rows_are_equal_exactly_when_their_values_are(columns):
     encoded = rows.pack_rows(columns).strings()
     values = list(zip(*(map(repr, c.to_pylist()) for c in columns), strict=True))
     assert len(set(encoded)) == len(set(values))
+
+
+@st.composite
+def batches(draw) -> tuple[pa.RecordBatch, rows.Layout]:
+    """A slice of a diff batch; the layout is of a batch with other names."""
+    columns = draw(tables())
+    count = len(columns[0])
+    weights = draw(st.lists(st.integers(-(2**63), 2**63 - 1), min_size=count, max_size=count))
+    columns = [*columns, pa.array(weights, pa.int64())]
+    names = [f"c{place}" for place in range(len(columns))]
+    whole = pa.RecordBatch.from_arrays(columns, names)
+    types = whole.schema.types[:-1]
+    named = pa.schema([pa.field(f"d{n}", kind) for n, kind in enumerate(whole.schema.types)])
+    first = draw(st.integers(0, count))
+    return whole.slice(first), rows.Layout(types, named)
+
+
+@given(tables())
+def test_rows_are_those_of_the_reference(columns):
+    assert rows.pack_rows(columns).strings() == rows._pack(columns).strings()
+
+
+@given(batches())
+def test_a_batch_is_packed_and_unpacked_as_by_the_reference(given_):
+    batch, layout = given_
+    encoded, weights = rows.pack_batch(batch, layout)
+    assert encoded.strings() == rows._pack(batch.columns[:-1]).strings()
+    assert weights.tolist() == batch.columns[-1].to_pylist()
+    again = rows.unpack_batch(encoded, layout, weights)
+    again.validate(full=True)
+    assert again.schema.equals(layout.schema)
+    assert repr(again.to_pydict().values()) == repr(batch.to_pydict().values())
+    relabelled = rows.relabel(batch, layout.schema)
+    assert repr(relabelled.to_pydict()) == repr(again.to_pydict())
+
+
+@given(batches(), batches(), st.data())
+def test_parts_in_any_order_are_those_of_the_reference(left, right, data):
+    encoded = [rows.pack_batch(*side)[0] for side in (left, right)]
+    count = data.draw(st.integers(0, 8))
+    orders = [
+        np.array(
+            data.draw(st.lists(st.integers(-1, len(some) - 1), min_size=count, max_size=count))
+        )
+        for some in encoded
+    ]
+    parts = [
+        (some, layout, order.astype(np.int64))
+        for some, (_, layout), order in zip(encoded, (left, right), orders, strict=True)
+    ]
+    types = [kind for _, layout in (left, right) for kind in layout.types]
+    schema = pa.schema([pa.field(f"p{n}", kind) for n, kind in enumerate([*types, pa.int64()])])
+    weights = np.arange(count)
+    found = rows.unpack_parts(parts, schema, weights)
+    found.validate(full=True)
+    assert repr(found.to_pydict()) == repr(rows._unpack_parts(parts, schema, weights).to_pydict())
+
+
+def test_parts_that_do_not_fit_are_refused():
+    layout = rows.Layout([pa.int32()], pa.schema([("a", pa.int32()), ("w", pa.int64())]))
+    encoded = rows.pack_rows([pa.array([1, 2], pa.int32())])
+    with pytest.raises(ValueError, match="differ in number"):
+        rows.unpack_batch(encoded, layout, np.ones(1, np.int64))
+    for beyond in (2, -2):
+        order = np.array([0, beyond])
+        with pytest.raises(IndexError, match="beyond the rows"):
+            rows.unpack_parts(((encoded, layout, order),), layout.schema, np.ones(2, np.int64))
+
+
+def test_a_batch_of_other_types_is_packed_by_its_own():
+    layout = rows.Layout([pa.int32()], pa.schema([("a", pa.int32()), ("w", pa.int64())]))
+    batch = pa.RecordBatch.from_arrays([pa.array(["x"]), pa.array([3])], ["a", "w"])
+    encoded, weights = rows.pack_batch(batch, layout)
+    assert encoded.strings() == [b"\0\1x"]
+    assert weights.tolist() == [3]
+
+
+@given(
+    st.one_of(
+        st.tuples(st.just(pa.int64()), st.lists(st.none() | KINDS[pa.int64()], max_size=80)),
+        st.tuples(st.just(pa.float64()), st.lists(st.none() | KINDS[pa.float64()], max_size=80)),
+        st.tuples(st.just(pa.string()), st.lists(st.none() | TEXTS, max_size=80)),
+        st.tuples(st.just(pa.bool_()), st.lists(st.none() | st.booleans(), max_size=8)),
+    )
+)
+def test_an_array_of_values_is_arrow_s_own(given_):
+    kind, values = given_
+    found = rows.array_of(values, kind)
+    found.validate(full=True)
+    assert found.type == kind
+    assert repr(found.to_pylist()) == repr(pa.array(values, kind).to_pylist())
+
+
+def test_values_that_do_not_fit_raise():
+    with pytest.raises((OverflowError, pa.ArrowInvalid)):
+        rows.array_of([1, 2**63], pa.int64())
+
+
+@given(tables())
+def test_keys_are_those_of_the_reference(columns):
+    texts = {pa.string(): (pg.TEXT, pg.BPCHAR), pa.binary(): (pg.BYTEA,)}
+    for choice in range(2):
+        oids = [(texts.get(column.type, (pg.INT8,)) * 2)[choice] for column in columns]
+        padded = [oid == pg.BPCHAR for oid in oids]
+        expected = keys._pack(columns, [None] * len(columns), padded, len(columns[0]))
+        assert rows.pack_keys(columns, oids).strings() == expected.strings()
+
+
+def test_large_batches_are_packed_without_the_interpreter_lock():
+    count = 5000
+    columns = [
+        pa.array([None if n % 7 == 0 else n for n in range(count)], pa.int32()),
+        pa.array([None if n % 5 == 0 else "x" * (n % 300) for n in range(count)]),
+        pa.array([n % 3 == 0 for n in range(count)]),
+    ]
+    encoded = rows.pack_rows(columns)
+    assert encoded.strings() == rows._pack(columns).strings()
+    for got, want in zip(
+        rows.decode_rows(encoded, [c.type for c in columns]), columns, strict=True
+    ):
+        assert got.equals(want)
+    oids = [pg.INT4, pg.TEXT, pg.BOOL]
+    expected = keys._pack(columns, [None] * 3, [False] * 3, count)
+    assert rows.pack_keys(columns, oids).strings() == expected.strings()
 
 
 def test_every_nan_is_one_row_but_zeros_differ():
