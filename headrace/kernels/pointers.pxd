@@ -6,28 +6,28 @@ ctypedef int *Ints
 ctypedef long long *Longs
 ctypedef unsigned long long *Hashes
 
-cdef void *address_of(object array, Py_ssize_t width, bint writable) except? NULL
+cdef void *_address_of(object array, Py_ssize_t width, bint writable) except? NULL
 
 cdef inline Bytes bytes_of(object array) except? NULL:
-    return <Bytes>address_of(array, 1, False)
+    return <Bytes>_address_of(array, 1, False)
 
 cdef inline Bytes new_bytes(object array) except? NULL:
-    return <Bytes>address_of(array, 1, True)
+    return <Bytes>_address_of(array, 1, True)
 
 cdef inline Ints ints_of(object array) except? NULL:
-    return <Ints>address_of(array, 4, False)
+    return <Ints>_address_of(array, 4, False)
 
 cdef inline Ints new_ints(object array) except? NULL:
-    return <Ints>address_of(array, 4, True)
+    return <Ints>_address_of(array, 4, True)
 
 cdef inline Longs longs_of(object array) except? NULL:
-    return <Longs>address_of(array, 8, False)
+    return <Longs>_address_of(array, 8, False)
 
 cdef inline Longs new_longs(object array) except? NULL:
-    return <Longs>address_of(array, 8, True)
+    return <Longs>_address_of(array, 8, True)
 
 cdef inline Hashes hashes_of(object array) except? NULL:
-    return <Hashes>address_of(array, 8, False)
+    return <Hashes>_address_of(array, 8, False)
 
 cdef inline Hashes new_hashes(object array) except? NULL:
-    return <Hashes>address_of(array, 8, True)
+    return <Hashes>_address_of(array, 8, True)

@@ -26,7 +26,7 @@ from cython.cimports.cpython.buffer import (
 
 
 @cython.cfunc
-def address_of(array: Any, width: cython.Py_ssize_t, writable: cython.bint) -> cython.p_void:
+def _address_of(array: Any, width: cython.Py_ssize_t, writable: cython.bint) -> cython.p_void:
     """Return the address of a contiguous array whose elements have ``width`` bytes.
 
     Raises:
