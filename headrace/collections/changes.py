@@ -207,6 +207,7 @@ class TableChanges:
         count, oids = self.batch.num_rows, [column.oid for column in key]
         keys = Numbering()
         olds = buffers.minus_ones(count)
+        lost = False
         if buffers.some(self.olds.view(np.uint8)):
             places = np.flatnonzero(self.olds)
             texts = [self.text("o", column) for column in key]
@@ -214,12 +215,14 @@ class TableChanges:
                 texts = [column.take(pa.array(places)) for column in texts]
             typed = [self.parse(column, array) for column, array in zip(key, texts, strict=True)]
             found = _numbered(keys, typed, oids)
+            # The stream carries another key: the table's replica identity was another for a while.
+            lost = bool((found < 0).any())
             olds = found
             if len(places) < count:
                 olds = np.full(count, -1, np.int64)
                 olds[places] = found
         news = _numbered(keys, [self.value(column, True)[0] for column in key], oids)
-        lost = source.keyless(self.ops, olds, news)
+        lost = lost or source.keyless(self.ops, olds, news)
         return KeySlots(keys.strings(), olds, news, lost=lost)
 
 

@@ -22,14 +22,7 @@ from headrace.collections import plan
 from headrace.collections.base import Collection, cut, decode, encode
 from headrace.collections.changes import WHOLE_ROW, KeySlots, TableChanges
 from headrace.collections.plan import SourceColumn
-from headrace.errors import (
-    RESYNC,
-    BugError,
-    DefiniteFailure,
-    Repair,
-    StructureChanged,
-    UnsupportedError,
-)
+from headrace.errors import RESYNC, BugError, StructureChanged, UnsupportedError
 from headrace.expressions.evaluate import Program
 from headrace.kernels import buffers, packed, rows, source
 from headrace.kernels.buffers import Int64s
@@ -119,8 +112,8 @@ class Source(Collection):
     State: ``id``: canonical key -> row; with REPLICA IDENTITY FULL row -> weight.  As large as
         the needed columns of the wanted rows.
     Time: emits on apply.
-    Errors: StructureChanged when the batch lacks the number of a needed column; DefiniteFailure
-        when the replica identity changed; BugError when the stream contradicts the stored rows.
+    Errors: StructureChanged when the batch lacks the number of a needed column, or the replica
+        identity changed; BugError when the stream contradicts the stored rows.
     """
 
     begins = True
@@ -217,7 +210,7 @@ class Source(Collection):
         return out
 
     def _read_ops(self, changes: TableChanges) -> _Ops:
-        """Raise DefiniteFailure if a NOT NULL key is missing: the replica identity has changed."""
+        """Raise StructureChanged if a NOT NULL key is missing: the replica identity has changed."""
         values: list[pa.Array] = []
         kept: dict[int, np.ndarray] = {}
         for place, column in enumerate(self._node.columns):
@@ -345,10 +338,13 @@ class Source(Collection):
     def _decoded(self, net: Packed, weights: Int64s) -> list[pa.RecordBatch]:
         return cut(decode(net, self.schema, weights))
 
-    def _identity_changed(self) -> DefiniteFailure:
-        return DefiniteFailure(
-            f"the replica identity of table {self._table} was changed",
-            hint=Repair("Set it as it was when the view was created"),
+    def _identity_changed(self) -> StructureChanged:
+        """Return the error of a batch whose rows are identified by other columns.
+
+        The identity may have been another only for a part of one transaction.
+        """
+        return StructureChanged(
+            f"the replica identity of table {self._table} was changed", hint=RESYNC
         )
 
     def _misfit(self, op: int, *, missing: bool) -> BugError:

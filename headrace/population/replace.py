@@ -8,7 +8,7 @@ numbered, and matched by number between the tables, which gives the multiset dif
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, LiteralString
 
@@ -133,9 +133,12 @@ def replace_rows(
             (staged + sql.SQL(" s"), image("s", columns)),
         )
     if target.key and keys.equality(conn, target.oid):
-        replaced = _replace_keyed(conn, target, staged, columns)
+        keys.add(conn, staged, target.key)
+        replaced = _replace_where_possible(
+            conn, target, staged, columns, (_replace_keyed, _replace_differing)
+        )
     else:
-        replaced = _replace_differing(conn, name, staged, columns)
+        replaced = _replace_where_possible(conn, target, staged, columns, (_replace_differing,))
         if target.key:  # the key was dropped
             keys.add(conn, name, target.key)
     count: Any = conn.execute(sql.SQL("SELECT count(*) FROM {}").format(name)).fetchone()
@@ -151,15 +154,45 @@ def replace_rows(
     return replace(replaced, noted=noted is not None)
 
 
+_Way = Callable[[Connection, ResultTable, sql.Identifier, Sequence[str]], Replaced]
+
+
+def _replace_where_possible(
+    conn: Connection,
+    target: ResultTable,
+    staged: sql.Identifier,
+    columns: Sequence[str],
+    ways: Sequence[_Way],
+) -> Replaced:
+    """Replace the rows in the first of ``ways`` that a user's unique index allows.
+
+    Rows that swap their values violate such an index between two updates.
+
+    Raises:
+        SinkTableError: the rows violate a constraint or an index of the table.
+    """
+    for way in ways:
+        try:
+            with conn.transaction():
+                return way(conn, target, staged, columns)
+        except (psycopg.IntegrityError, psycopg.errors.ProgramLimitExceeded) as error:
+            by_user = keys.unique_index_of_user(conn, target, error)
+            if by_user is not None and way is not ways[-1]:
+                continue
+            known = by_user or keys.violated(target, error)
+            if known is None:
+                raise
+            raise known from error
+    raise AssertionError("there is no way to replace the rows")
+
+
 def _replace_keyed(
     conn: Connection, target: ResultTable, staged: sql.Identifier, columns: Sequence[str]
 ) -> Replaced:
     """Update rows whose key stays, then delete and insert; the key holds after each statement.
 
-    Raises:
-        UserError: 23505 or 23502, the new rows violate the key.
+    REQUIRES: the table ``staged`` has the key.
     """
-    keys.add(conn, staged, target.key)
     operators = keys.equality(conn, target.oid)
     parts = {
         "table": target.identifier,
@@ -184,26 +217,18 @@ def _replace_keyed(
         "INSERT INTO {table} ({names}) SELECT {values} FROM {staged} s"
         " WHERE NOT EXISTS (SELECT FROM {table} t WHERE {same})",
     )
-    try:
-        changed, gone, come = (
-            conn.execute(sql.SQL(s).format(**parts)).rowcount for s in statements
-        )
-    except (psycopg.IntegrityError, psycopg.errors.ProgramLimitExceeded) as error:
-        known = keys.violated(target, error)
-        if known is None:
-            raise
-        raise known from error
+    changed, gone, come = (conn.execute(sql.SQL(s).format(**parts)).rowcount for s in statements)
     return Replaced(changed + gone, changed + come)
 
 
 def _replace_differing(
-    conn: Connection, name: sql.Identifier, staged: sql.Identifier, columns: Sequence[str]
+    conn: Connection, target: ResultTable, staged: sql.Identifier, columns: Sequence[str]
 ) -> Replaced:
     """Delete and insert the rows that differ, each found by its place in its table."""
     parts = {
         "have": image("t", columns),
         "want": image("s", columns),
-        "table": name,
+        "table": target.identifier,
         "staged": staged,
         "differing": sql.Identifier("pg_temp", _DIFFERING),
         "names": sql.SQL(", ").join(map(sql.Identifier, columns)),

@@ -12,11 +12,13 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from headrace.collections.plan import PhysicalPlan
 from headrace.errors import BugError
-from headrace.kernels import text
+from headrace.kernels import source, text
 from headrace.kernels.pgoutput import Changes, Relation
 from headrace.postgres.numbering import Observation, number
 from headrace.types import UNKNOWN
@@ -28,6 +30,15 @@ Types = Mapping[int, Mapping[int, int]]
 """Type OIDs, by table OID and column number."""
 Observe = Callable[[int, int], Iterable[Observation]]
 """Returns what is known of a table's columns, given an XID; empty if no view reads the table."""
+
+
+class ReadColumns(dict[int, int]):
+    """Type OIDs by column number of a table, as views read it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.identities: set[frozenset[int]] = set()
+        """The sets of columns (numbers) by which the views identify its rows."""
 
 
 @dataclass(slots=True)
@@ -42,9 +53,11 @@ class Description:
 
 def types_of(plans: Iterable[PhysicalPlan]) -> Types:
     """Return the types as which ``plans`` read columns, where all of them agree."""
-    out: dict[int, dict[int, int]] = {}
+    out: dict[int, ReadColumns] = {}
     for spec in (spec for plan in plans for spec in plan.sources):
-        table = out.setdefault(spec.table_oid, {})
+        table = out.setdefault(spec.table_oid, ReadColumns())
+        if not spec.full_identity:
+            table.identities.add(frozenset(column.attnum for column in spec.key))
         for column in (*spec.columns, *spec.key):
             known = table.setdefault(column.attnum, column.oid)
             if known != column.oid:
@@ -81,6 +94,25 @@ def _places(names: tuple[str, ...]) -> Mapping[int, Sequence[int]]:
     return out
 
 
+def _with_old_keys(batch: pa.RecordBatch, key: Collection[int]) -> pa.RecordBatch:
+    """Return a change batch whose updates all have the old values of the columns ``key``.
+
+    The stream omits them if they are unchanged.  A view that identifies rows by other columns would
+    take that for an update that leaves its own key unchanged.
+    """
+    names, arrays = batch.schema.names, batch.columns
+    ops, olds = (batch.column(name).to_numpy() for name in ("__op", "__old"))
+    silent = (ops == source.UPDATE) & (olds == 0)
+    if not silent.any():
+        return batch
+    arrays[names.index("__old")] = pa.array(np.where(silent, np.int8(1), olds))
+    for attnum in key:
+        if f"n:{attnum}" in names:
+            old, new = names.index(f"o:{attnum}"), names.index(f"n:{attnum}")
+            arrays[old] = pc.if_else(pa.array(silent), arrays[new], arrays[old])
+    return pa.RecordBatch.from_arrays(arrays, names)
+
+
 class Columns:
     """The valid table descriptions, across connections."""
 
@@ -105,13 +137,17 @@ class Columns:
         """
         numbers = self._numbers(changes.relation, xid)
         places = {c.name: place for place, c in enumerate(changes.relation.columns)}
-        return changes.select(
+        batch = changes.select(
             [
                 (str(attnum), places[name])
                 for name, attnum in numbers.items()
                 if read is None or attnum in read
             ]
         )
+        if not isinstance(read, ReadColumns):
+            return batch
+        key = frozenset(numbers.get(c.name, 0) for c in changes.relation.columns if c.key)
+        return batch if all(key == own for own in read.identities) else _with_old_keys(batch, key)
 
     def _numbers(self, relation: Relation, xid: int) -> dict[str, int]:
         found = self._known.get(relation.oid, ())

@@ -203,7 +203,7 @@ class Resumer:
             return
         tries.failed(now, passing=_passing(error))
         why = "; ".join(filter(None, (error.message, error.detail)))
-        await states.record_attempt(conn, row, _FAILED + why)
+        await states.record_attempt(conn, row, f"{_FAILED}{why.rstrip('.')}.")
 
     async def _give_up(self, conn: AsyncConnection, row: StoppedView, tries: Tries) -> None:
         """Report that no more tries are made."""

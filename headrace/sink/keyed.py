@@ -81,6 +81,14 @@ def changes(target: ResultTable, diffs: pa.RecordBatch) -> tuple[Places, KeyedCh
     return weights, KeyedChanges(none, none, gone, come)
 
 
+def unpaired(found: KeyedChanges) -> KeyedChanges:
+    """Return ``found`` with deletes and inserts in place of the updates."""
+    none = found.old[:0]
+    return KeyedChanges(
+        none, none, np.union1d(found.gone, found.old), np.union1d(found.come, found.new)
+    )
+
+
 def _paired(
     target: ResultTable, diffs: pa.RecordBatch, weights: Places, gone: Places, come: Places
 ) -> KeyedChanges:

@@ -228,9 +228,14 @@ def violated(target: ResultTable, error: psycopg.Error) -> SinkTableError | Stru
     SQLSTATE.  Every role may read why a view has stopped, so the message contains no values.
     """
     key, shown_table = target.key, target.shown
+    code, diag = error.sqlstate or SinkTableError.sqlstate, error.diag
+    if isinstance(error, psycopg.errors.NotNullViolation) and diag.column_name not in (None, *key):
+        return ResultTableChanged(
+            f'column "{diag.column_name}" of result table {shown_table} is NOT NULL,'
+            " and a row has NULL there"
+        )
     if not key:
         return None
-    code, diag = error.sqlstate or SinkTableError.sqlstate, error.diag
     detail: str | None = None
     match error:
         case psycopg.errors.UniqueViolation() if diag.constraint_name:
@@ -255,3 +260,25 @@ def violated(target: ResultTable, error: psycopg.Error) -> SinkTableError | Stru
         case _:
             return None
     return SinkTableError(message, detail=detail, hint=RESYNC, sqlstate=code)
+
+
+def unique_index_of_user(
+    conn: Connection, target: ResultTable, error: BaseException | None
+) -> ResultTableChanged | None:
+    """Return the view's error if ``error`` is a violation of a unique index that a user has added.
+
+    REQUIRES: a transaction that has not failed, or none.
+    """
+    if not isinstance(error, psycopg.errors.UniqueViolation) or not error.diag.constraint_name:
+        return None
+    name = error.diag.constraint_name
+    found = conn.execute(
+        "SELECT FROM pg_catalog.pg_index i JOIN pg_catalog.pg_class c ON c.oid = i.indexrelid"
+        " WHERE i.indrelid = %s AND i.indisunique AND NOT i.indisprimary AND c.relname = %s",
+        (target.oid, name),
+    ).fetchone()
+    if found is None:
+        return None
+    return ResultTableChanged(
+        f'result table {target.shown} has a unique index "{name}", which its rows violate'
+    )

@@ -18,6 +18,7 @@ from psycopg import sql
 
 from headrace.errors import (
     RESYNC,
+    Repair,
     ResultTableChanged,
     SinkTableError,
     TransientError,
@@ -399,12 +400,13 @@ def _fingerprints(conn: Connection, oids: Sequence[int]) -> dict[int, Fingerprin
         # Triggers that only protect rows referenced by a foreign key do not count.  The check for
         # references may run code of the other table's owner, so that owner must already have our
         # rights.  Actions of a foreign key (CASCADE) do count, because they would run triggers.
-        " ARRAY(SELECT DISTINCT coalesce((SELECT pg_catalog.format("
-        "               'foreign key %%I of table %%I.%%I', k.conname, h.nspname, f.relname)"
+        " ARRAY(SELECT DISTINCT coalesce((SELECT pg_catalog.format(CASE k.contype WHEN 'f'"
+        "               THEN 'foreign key %%I of table %%I.%%I' ELSE 'deferrable constraint %%I'"
+        "               END, k.conname, h.nspname, f.relname)"
         "               FROM pg_catalog.pg_constraint k"
         "               JOIN pg_catalog.pg_class f ON f.oid = k.conrelid"
         "               JOIN pg_catalog.pg_namespace h ON h.oid = f.relnamespace"
-        "              WHERE k.oid = t.tgconstraint AND k.contype = 'f'), t.tgname::text)"
+        "              WHERE k.oid = t.tgconstraint AND k.contype <> 't'), t.tgname::text)"
         "         FROM pg_catalog.pg_trigger t"
         "        WHERE t.tgrelid = c.oid AND t.tgenabled <> 'D'"
         "          AND NOT (t.tgisinternal AND EXISTS ("
@@ -528,7 +530,10 @@ def _objection(
     if found is None and named is None:
         return SinkTableError(f"result table {name} was dropped", hint=RESYNC)
     if found is None:
-        return SinkTableError(f"result table {name} was replaced by another table", hint=RESYNC)
+        return SinkTableError(
+            f"result table {name} was replaced by another table",
+            hint=Repair("Drop or rename that table"),
+        )
     if named != target.oid:
         return ResultTableChanged(f"result table {name} was renamed to {found.name}", hint=UNDO)
     if found.owner != role:

@@ -47,7 +47,9 @@ def of_view(target: ResultTable, error: psycopg.Error) -> HeadraceError:
             sqlstate=code,
         )
     message = diag.message_primary or str(error).strip() or type(error).__name__
-    told = " ".join(filter(None, (diag.message_detail, diag.message_hint)))
+    # The detail of a violated constraint contains values, and every role may read the message.
+    detail = None if isinstance(error, psycopg.IntegrityError) else diag.message_detail
+    told = " ".join(filter(None, (detail, diag.message_hint)))
     kind = Interrupted if code is not None and transient(code) else SinkTableError
     return kind(
         f"result table {target.shown} cannot be written: {message}",

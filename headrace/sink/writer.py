@@ -91,21 +91,40 @@ class SinkWriter:
     def _write(self, target: ResultTable, diffs: pa.RecordBatch) -> int:
         statements = self._locked_statements(target)
         weights, found = keyed.changes(target, diffs)
-        gone, come = found.gone, found.come
         try:
             if len(found.old):
-                self._update(target, statements, diffs, found)
-            # All deletes before all inserts, so that the key holds after each statement.
-            if len(gone):
-                self._delete(target, statements, diffs, weights, gone)
-            if len(come):
-                self._insert(target, statements, diffs, copies(come, weights))
+                try:
+                    with self._conn.transaction():
+                        self._apply(target, statements, diffs, weights, found)
+                    return int(np.abs(weights).sum())
+                except psycopg.errors.UniqueViolation as error:
+                    if not keys.unique_index_of_user(self._conn, target, error):
+                        raise
+                # Rows that swap their values violate such an index between two updates.
+                found = keyed.unpaired(found)
+            self._apply(target, statements, diffs, weights, found)
         except (psycopg.IntegrityError, psycopg.errors.ProgramLimitExceeded) as error:
             known = keys.violated(target, error)
             if known is None:
                 raise
             raise known from error
         return int(np.abs(weights).sum())
+
+    def _apply(
+        self,
+        target: ResultTable,
+        statements: Statements,
+        diffs: pa.RecordBatch,
+        weights: np.ndarray,
+        found: keyed.KeyedChanges,
+    ) -> None:
+        if len(found.old):
+            self._update(target, statements, diffs, found)
+        # All deletes before all inserts, so that the key holds after each statement.
+        if len(found.gone):
+            self._delete(target, statements, diffs, weights, found.gone)
+        if len(found.come):
+            self._insert(target, statements, diffs, copies(found.come, weights))
 
     def pipelined(self, target: ResultTable, diffs: pa.RecordBatch) -> PipelinedWrite | None:
         """Return the statements of ``write`` for a pipeline; None: check the table first."""
@@ -124,7 +143,7 @@ class SinkWriter:
             yield Sent(text, history.values(target.view_id, at, number, part), kept=True)
 
     def explained(self, target: ResultTable, error: SinkTableError) -> SinkTableError:
-        """Return the cause of ``error`` if a check of the table shows one; else ``error``.
+        """Return the cause of ``error`` if the table's catalog rows show one; else ``error``.
 
         REQUIRES: a transaction that has not failed, or none.
         """
@@ -132,7 +151,7 @@ class SinkWriter:
             table.check(self._conn, target)
         except SinkTableError as known:
             return known
-        return error
+        return keys.unique_index_of_user(self._conn, target, error.__cause__) or error
 
     def _locked_statements(self, target: ResultTable) -> Statements:
         """Lock the table, check that it is as we made it, and return its statements."""

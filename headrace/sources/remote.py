@@ -111,8 +111,8 @@ def find(conn: Connection, name: str) -> RemoteTable:
     if kind != "r" or persistence != "p" or part or parents or oid < FIRST_USER_OID:
         raise UnsupportedError(
             f"{shown} is not supported",
-            detail="It is no ordinary table, or one of a partitioned or inherited one.",
-            hint="Name ordinary tables; partitions are named one by one and united in a view.",
+            detail="It is a partition, or has partitions or inheritance children, or is no table.",
+            hint="Name permanent tables that are neither partitioned nor inherited.",
         )
     if secured:
         raise UnsupportedError(f"{shown} with row security is not supported")

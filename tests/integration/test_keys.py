@@ -144,6 +144,26 @@ def test_a_duplicate_stops_the_view_and_nothing_else(commander, source, keyed):
     commander.execute("CALL headrace.drop_view('other')")
 
 
+def test_a_unique_index_of_a_user(commander, source, keyed):
+    """Values that move between rows do not violate it; rows that do are not called the key's."""
+    source.execute("CREATE UNIQUE INDEX by_user ON keyed (n)")
+    source.execute("UPDATE k SET n = 10 - n")
+    assert_follows(commander, source, "keyed", QUERY)
+    source.execute("DELETE FROM keyed WHERE a > 4")
+    source.execute("UPDATE keyed SET n = 100 + n; UPDATE keyed SET n = 5 - a")
+    commander.execute("CALL headrace.resync_view('keyed')")
+    assert_follows(commander, source, "keyed", QUERY)
+    source.execute("UPDATE k SET n = 5")
+    with pytest.raises(psycopg.Error, match='has a unique index "by_user"'):
+        commander.execute("CALL headrace.wait_for('keyed', timeout => '90 s')")
+    with pytest.raises(psycopg.Error, match='has a unique index "by_user"') as refused:
+        commander.execute("CALL headrace.resync_view('keyed')")
+    assert "Undo that" in refused.value.diag.message_hint
+    source.execute("DROP INDEX by_user")
+    commander.execute("CALL headrace.resync_view('keyed')")
+    assert_follows(commander, source, "keyed", QUERY)
+
+
 def test_what_is_no_key_is_refused(commander, source, keyed):
     source.execute("INSERT INTO k VALUES (100, NULL, 'x', 1), (101, 101, 'x', 1)")
     create(commander, "typed", "SELECT id, '{}'::json AS j, g FROM k", '{"key": ["id"]}')

@@ -184,7 +184,7 @@ def test_what_somebody_added_is_not_fought_for_ever(commander, source):
     for name, why in (
         ("v", "has a trigger or rule: undo"),
         ("w", "has other columns now: mine"),
-        ("x", "was replaced by another table"),
+        ("x", "was replaced by another table; Drop or rename that table, then CALL headrace"),
     ):
 
         def given_up(name=name, why=why):

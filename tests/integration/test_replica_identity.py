@@ -76,6 +76,17 @@ TABLES += "".join(
     for name in LOSSES
     for id_, v in (("'x'", 1), ("'x'", 2)) * (name == "cascaded") or ((1, 1), (2, 2), (3, 3))
 )
+TABLES += """
+CREATE TABLE briefly (id int PRIMARY KEY, u int NOT NULL UNIQUE, v int NOT NULL);
+INSERT INTO briefly SELECT i, i, i FROM generate_series(1, 20) i;
+"""
+# Statements under another replica identity, within a transaction that leaves it as it was.
+UNDER_ANOTHER = (
+    "UPDATE briefly SET id = id + 1000",
+    "UPDATE briefly SET id = id + 1000, u = u + 1000",
+    "UPDATE briefly SET id = -id WHERE id % 2 = 0; UPDATE briefly SET v = v + 1",
+    "DELETE FROM briefly WHERE id % 7 = 3",
+)
 
 
 def query(name: str) -> str:
@@ -334,3 +345,40 @@ def test_a_key_that_may_be_null_is_refused(commander, source):
     source.execute("UPDATE partly SET v = v + 1")
     commander.execute("CALL headrace.wait_for('v_partly')")
     assert runs_right(source, "partly")
+
+
+@pytest.mark.parametrize("first", ["DEFAULT", "USING INDEX briefly_u_key"])
+def test_another_identity_within_one_transaction(commander, source, first):
+    """The stream identifies rows by other columns then than the view does."""
+    queries = {
+        "v_brief_rows": "SELECT id, v FROM briefly",
+        "v_brief_some": "SELECT id, u, v FROM briefly WHERE v > 3",
+        "v_brief_sum": "SELECT sum(v) AS s, sum(u) AS u FROM briefly WHERE v > 3",
+    }
+    other = "DEFAULT" if first != "DEFAULT" else "USING INDEX briefly_u_key"
+    source.execute(f"ALTER TABLE briefly REPLICA IDENTITY {first}")
+    for name, text in queries.items():
+        commander.execute("CALL headrace.create_view(%s, %s)", (name, text))
+    for statements in (*UNDER_ANOTHER, "UPDATE briefly SET u = -u", "UPDATE briefly SET v = v + 1"):
+        with source.transaction():
+            source.execute(f"ALTER TABLE briefly REPLICA IDENTITY {other}")
+            source.execute(statements)
+            source.execute(f"ALTER TABLE briefly REPLICA IDENTITY {first}")
+        for name, text in queries.items():
+            wait_until(
+                lambda name=name, text=text: (
+                    told(source, name)[0] == "running"
+                    and covers(commander, name)
+                    and not differs(source, name, text)
+                ),
+                lambda name=name, done=statements: f"{name}, {done}: {told(source, name)}",
+            )
+    for name in queries:
+        commander.execute(f"CALL headrace.drop_view('{name}')")
+
+
+def covers(commander: psycopg.Connection, name: str) -> bool:
+    with contextlib.suppress(psycopg.errors.ObjectNotInPrerequisiteState):
+        commander.execute("CALL headrace.wait_for(%s)", (name,))
+        return True
+    return False

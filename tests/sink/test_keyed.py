@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import random
 
 import psycopg
 import pytest
 
-from headrace.errors import SinkBlocked, SinkTableError, UserError
+from headrace.errors import ResultTableChanged, SinkBlocked, SinkTableError, UserError
 from headrace.postgres import connect
 from headrace.sink import keyed, keys, table
 from headrace.sink.table import ResultTable
@@ -247,6 +248,41 @@ def test_what_code_of_users_raises_is_no_constraint(conn, setup, state):
     with pytest.raises(SinkTableError, match="cannot be written: boom") as caught:
         write(conn, target, (("1",), 1))
     assert caught.value.code == state
+
+
+def test_values_move_between_rows_under_a_unique_index_of_a_user(conn):
+    target = make(conn, COLUMNS, ("k",))
+    conn.execute("CREATE UNIQUE INDEX other ON public.r (v)")
+    names = ["a", "b", "c", "d"]
+    write(conn, target, *[((str(i), v), 1) for i, v in enumerate(names)])
+    for moved in ("badc", "cdab", "dcba", "bcda"):
+        rows = [((str(i), v), -1) for i, v in enumerate(names)]
+        write(conn, target, *rows, *[((str(i), v), 1) for i, v in enumerate(moved)])
+        names = list(moved)
+        assert contents(conn, target) == [(str(i), v) for i, v in enumerate(names)]
+
+
+@pytest.mark.parametrize("key", [("k",), ()])
+def test_what_a_user_demands_of_the_rows_is_told_without_a_value(conn, key):
+    target = make(conn, {"k": "integer", "v": "integer"}, ("k",))
+    if not key:
+        keys.drop(conn, target)
+        target = dataclasses.replace(target, key=())
+    conn.execute("CREATE UNIQUE INDEX other ON public.r (v)")
+    conn.execute("ALTER TABLE public.r ALTER v SET NOT NULL")
+    write(conn, target, (("1", "77"), 1))
+    writer = SinkWriter(conn)
+    for rows, told in (
+        ([(("2", "77"), 1)], 'has a unique index "other", which its rows violate'),
+        ([(("1", "77"), -1), (("1", None), 1)], 'column "v" of result table "public"."r" is NOT'),
+    ):
+        with pytest.raises(SinkTableError) as caught, conn.transaction():
+            writer.write(target, diffs(target, rows))
+        error = writer.explained(target, caught.value)
+        assert isinstance(error, ResultTableChanged)
+        assert told in error.message
+        assert "77" not in str(error.fields()) + str(caught.value.fields())
+        assert contents(conn, target) == [("1", "77")]
 
 
 def test_rows_changed_by_somebody_else_are_told(conn):

@@ -245,6 +245,8 @@ HARM = {
     "trigger or rule: y": FUNCTION + TRIGGER.replace("TRIGGER x", "TRIGGER y")
     + "; ALTER TABLE public.r ENABLE ALWAYS TRIGGER y",
     "trigger or rule: z": "CREATE RULE z AS ON DELETE TO public.r DO INSTEAD NOTHING",
+    "trigger or rule: deferrable constraint u": "ALTER TABLE public.r"
+    " ADD CONSTRAINT u UNIQUE (a) DEFERRABLE",
     "row-level": "ALTER TABLE public.r FORCE ROW LEVEL SECURITY",
     "other columns": "ALTER TABLE public.r ADD c int GENERATED ALWAYS AS (1) STORED",
     "other columns now": "ALTER TABLE public.r RENAME a TO c",
