@@ -216,7 +216,7 @@ class TableChanges:
             typed = [self.parse(column, array) for column, array in zip(key, texts, strict=True)]
             found = _numbered(keys, typed, oids)
             # The stream carries another key: the table's replica identity was another for a while.
-            lost = bool((found < 0).any())
+            lost = buffers.negative(found)
             olds = found
             if len(places) < count:
                 olds = np.full(count, -1, np.int64)
