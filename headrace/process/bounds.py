@@ -42,7 +42,7 @@ WAIT_S_MAX: Final = 0.1
 OPTION_FACTOR_MAX: Final = 10
 """Largest ratio of an option to its setting, because a view's work delays other views."""
 
-_SMALL_BYTES: Final = 64 * 1024
+_SMALL_BYTES: Final = 16 * 1024
 
 TIME: Final = "view_time_ms_max"
 ROWS: Final = "view_rows_max"
@@ -347,7 +347,12 @@ def measured(batches: Sequence[pa.RecordBatch]) -> tuple[int, int]:
 
 
 def size_of(batch: pa.RecordBatch) -> int:
-    """Return the bytes of a batch; of a small one those of its buffers, for a tenth of the time."""
+    """Return the bytes of a batch; of a small one those of its buffers, for a tenth of the time.
+
+    Buffers may have rows of other batches, too, so only a few kilobytes are counted that way.
+    """
+    if batch.num_rows == 0:
+        return 0
     size: int = batch.get_total_buffer_size()
     return size if size <= _SMALL_BYTES else batch.nbytes
 
