@@ -159,15 +159,23 @@ class Collection(ABC):
             RowsLost: fewer or more rows arrived than were sent (Invariant 4).
         """
         source = self._inputs[port]
-        if self._is_old(message):
-            self.metrics.dropped += 1
+        if message.attempt != self._attempts.setdefault(message.txid, message.attempt):
+            self._drop(message)
             return []
         if message.txid <= source.arrived:
             raise BugError(
                 f'collection "{self.id}" got {type(message).__name__} of txid {message.txid} on '
                 f"port {port}, which had ended txid {source.arrived}"
             )
-        self._arrive(port, message)
+        if isinstance(message, Diffs):
+            source.rows += message.batch.num_rows
+        elif source.rows != message.rows:
+            raise RowsLost(
+                f'collection "{self.id}" got {source.rows} of the {message.rows} rows that were'
+                f" sent to port {port} for txid {message.txid}"
+            )
+        else:
+            source.arrived, source.rows = message.txid, 0
         if source.ended > self._done or source.held:
             source.held.append(message)
             return []
@@ -175,33 +183,22 @@ class Collection(ABC):
         self._take(port, message, out)
         return out
 
-    def _is_old(self, message: Message) -> bool:
-        known = self._attempts.setdefault(message.txid, message.attempt)
+    def _drop(self, message: Message) -> None:
+        """Count a message of an earlier attempt; one of a later attempt is a bug."""
+        known = self._attempts[message.txid]
         if message.attempt > known:
             raise BugError(
                 f'collection "{self.id}" got attempt {message.attempt} of txid {message.txid}'
                 f" while it holds rows of attempt {known}"
             )
-        return message.attempt < known
-
-    def _arrive(self, port: int, message: Message) -> None:
-        source = self._inputs[port]
-        if isinstance(message, Diffs):
-            source.rows += message.batch.num_rows
-            return
-        if source.rows != message.rows:
-            raise RowsLost(
-                f'collection "{self.id}" got {source.rows} of the {message.rows} rows that were'
-                f" sent to port {port} for txid {message.txid}"
-            )
-        source.arrived, source.rows = message.txid, 0
+        self.metrics.dropped += 1
 
     def _take(self, port: int, message: Message, out: list[Message]) -> None:
         if isinstance(message, Diffs):
             out.extend(self._run_apply(port, message))
             return
         self._inputs[port].ended = message.txid
-        finished = min(p.ended for p in self._inputs)
+        finished = message.txid if self.ports == 1 else min(p.ended for p in self._inputs)
         if finished > self._done:
             self._finish(finished, message.attempt, out)
 
@@ -212,7 +209,8 @@ class Collection(ABC):
         self._sent = 0
         # Keep the attempt of this txid too, so that late messages of an earlier attempt are
         # recognised.
-        self._attempts = {t: a for t, a in self._attempts.items() if t >= txid}
+        if len(self._attempts) > 1:
+            self._attempts = {t: a for t, a in self._attempts.items() if t >= txid}
         for port, source in enumerate(self._inputs):
             # Invariant 3: release the held messages until the port is ahead again.
             while source.held and source.ended <= self._done:

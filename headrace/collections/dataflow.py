@@ -71,12 +71,17 @@ class Dataflow:
         self._fed: Counter[str] = Counter()
         self._failed = False
         self._out: list[pa.RecordBatch] = []
+        self._roots: list[Collection] = []
+        """Collections without inputs."""
+        self._sink = physical.sink.id
         schema = arrow_schema(physical.sink.schema)
         self._nothing = pa.RecordBatch.from_pylist([], schema=schema)
         for node in physical.nodes:
             made = build.make(node, physical, store, remote, start_lsn)
             self._nodes[node.id] = made
             self._users[node.id] = []
+            if not plan.inputs(node):
+                self._roots.append(made)
             for port, name in enumerate(plan.inputs(node)):
                 self._users[name].append((made, port))
             if isinstance(made, Sink):
@@ -203,10 +208,8 @@ class Dataflow:
             BugError: a collection did not finish, or a diff has weight 0.
             RowsLost: rows were lost on an edge.
         """
-        for node in self._plan.nodes:
-            if not plan.inputs(node):
-                end = TimeEnd(txid, attempt, self._fed[node.id])
-                self._push(self._nodes[node.id], end)
+        for made in self._roots:
+            self._push(made, TimeEnd(txid, attempt, self._fed[made.id]))
         for made in self._nodes.values():
             made.insert_only = False
             if made.done != txid:
@@ -258,15 +261,14 @@ class Dataflow:
             raise BugError("the dataflow had failed and was not built anew")
         self._failed = True
         waiting: list[tuple[Collection, int, Message]] = [(made, 0, message)]
-        sink = self._plan.sink.id
         while waiting:
             taker, port, taken = waiting.pop()
             outgoing = taker.receive(port, taken)
-            if taker.id == sink:
+            if taker.id == self._sink:
                 self._take_out(outgoing)
                 continue
-            following = [
-                (user, user_port, m) for m in outgoing for user, user_port in self._users[taker.id]
-            ]
-            waiting.extend(reversed(following))
+            users = self._users[taker.id]
+            for message in reversed(outgoing):
+                for user, user_port in reversed(users):
+                    waiting.append((user, user_port, message))
         self._failed = False
