@@ -208,7 +208,7 @@ class Running(Collection):
 
     # -- a page of each partition
 
-    def _read(self, parts: _Parts, size: int) -> Page:
+    def _read(self, parts: _Parts, size: int) -> RunningPage:
         """Read up to ``size`` entries of each partition, and compute their lines."""
         at, found, weights = self._state.first_many(parts.keys, size, parts.next)
         demand_none_negative(weights, self.id)
@@ -221,11 +221,11 @@ class Running(Collection):
         computed = self._calls.computed(lines, encoded, merged.weights, parts.places, parts.carried)
         numbers = computed.numbers if self._calls.numbered else np.zeros_like(lines.entry)
         points = Points(entries, lines.copy, computed.encoded(), numbers)
-        return Page(entries, orders, computed, points, merged.changed)
+        return RunningPage(entries, orders, computed, points, merged.changed)
 
     # --- the changes of a page
 
-    def _changed(self, page: Page, settled: restart_points.Settled) -> list[pa.RecordBatch]:
+    def _changed(self, page: RunningPage, settled: restart_points.Settled) -> list[pa.RecordBatch]:
         """Return the output diffs of a page."""
         removed, added = settled.removed, settled.added
         if not len(removed) and not len(added):
@@ -249,7 +249,9 @@ class Running(Collection):
 
     # --- restart points of a page
 
-    def _keep(self, parts: _Parts, page: Page, settled: restart_points.Settled, size: int) -> None:
+    def _keep(
+        self, parts: _Parts, page: RunningPage, settled: restart_points.Settled, size: int
+    ) -> None:
         """Store what becomes different of the restart points of a page."""
         at, found = self._read_points(parts, page, settled, size)
         points = restart_points.parsed(found)
@@ -265,7 +267,7 @@ class Running(Collection):
         self._out.add_many(parts.keys.take(keys), stored, weights)
 
     def _read_points(
-        self, parts: _Parts, page: Page, settled: restart_points.Settled, size: int
+        self, parts: _Parts, page: RunningPage, settled: restart_points.Settled, size: int
     ) -> tuple[Int64s, Packed]:
         """Return the restart points of the page's lines, partition by partition."""
         limit = size // restart_points.LEAST + 2
@@ -290,7 +292,7 @@ class Running(Collection):
         ascending = np.argsort(at, kind="stable")
         return at[ascending], packed.joined([some for _, some in pieces]).take(ascending)
 
-    def _after(self, parts: _Parts, page: Page, more: Int64s) -> _Parts:
+    def _after(self, parts: _Parts, page: RunningPage, more: Int64s) -> _Parts:
         """Return the partitions ``more`` after the page."""
         lines = page.computed.lines
         halves = np.concatenate((more, more + len(parts.keys)))
@@ -333,7 +335,7 @@ class _Parts:
 
 
 @dataclass(slots=True)
-class Page:
+class RunningPage:
     """Entries of some partitions, and their lines."""
 
     entries: Packed

@@ -19,7 +19,7 @@ import pyarrow as pa
 from headrace.collections import plan
 from headrace.collections.base import encode
 from headrace.collections.by_key import demand_none_negative
-from headrace.collections.running import Page, Running
+from headrace.collections.running import Running, RunningPage
 from headrace.collections.running_calls import Calls
 from headrace.errors import RowError
 from headrace.kernels import order, packed, restart_points
@@ -53,6 +53,9 @@ class RangeSummary(msgspec.Struct, frozen=True):
     head: list[tuple[bytes, int]]
     """First entries of the first partition with weights; they have the lines that calls look
     ahead."""
+
+
+DECODER: Final = msgspec.json.Decoder(RangeSummary)
 
 
 class RangeStart(msgspec.Struct, frozen=True):
@@ -184,7 +187,7 @@ class RunningRange(Running):
             sums[sums > 0],
         )
 
-    def _page(self, found: _Sorted, start: RangeStart) -> Page:
+    def _page(self, found: _Sorted, start: RangeStart) -> RunningPage:
         """Return all lines, and the entries behind them, as a page after the changes."""
         count, entries, weights = len(found.keys), found.entries, found.weights
         begins = found.begins
@@ -209,16 +212,18 @@ class RunningRange(Running):
         computed = self._calls.computed(lines, encoded, weights, places, carried)
         numbers = computed.numbers if self._calls.numbered else np.zeros_like(lines.entry)
         points = Points(entries, lines.copy, computed.encoded(), numbers)
-        return Page(entries, orders, computed, points, np.zeros(count, np.int64))
+        return RunningPage(entries, orders, computed, points, np.zeros(count, np.int64))
 
-    def _settled(self, page: Page, count: int) -> restart_points.Settled:
+    def _settled(self, page: RunningPage, count: int) -> restart_points.Settled:
         """Return that all lines of ``count`` partitions are new, except those behind the range."""
         ends = page.computed.lines.bounds[count + 1 :].copy()
         ends[-1] -= sum(weight for _, weight in self._start.following)
         none = np.zeros(0, np.int64)
         return restart_points.Settled(none, np.arange(ends[-1]), ends, np.ones(count, np.uint8))
 
-    def _load_points(self, keys: Packed, page: Page, settled: restart_points.Settled) -> None:
+    def _load_points(
+        self, keys: Packed, page: RunningPage, settled: restart_points.Settled
+    ) -> None:
         """Store the restart points of the range."""
         since = np.zeros(len(keys), np.int64)
         since[0] = self._start.since

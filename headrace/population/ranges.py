@@ -113,6 +113,9 @@ class _Sample(msgspec.Struct, frozen=True):
     """Number of rows that each of them stands for."""
 
 
+_SAMPLE: Final = msgspec.json.Decoder(_Sample)
+
+
 def sampled(order: RowOrder, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Yield a sample of the rows of a task, as rows of ``SAMPLED``."""
     chance, step = np.random.default_rng(_SEED), 1
@@ -134,7 +137,7 @@ def splitters(samples: Iterable[str], parts: int) -> tuple[bytes, ...]:
     """Return the splitters of ``parts`` ranges with about as many rows each."""
     weights: Counter[bytes] = Counter()
     for text in samples:
-        sample = msgspec.json.decode(text, type=_Sample)
+        sample = _SAMPLE.decode(text)
         for key in sample.keys:
             weights[key] += sample.each
     return _quantiles(weights, parts)
@@ -213,7 +216,7 @@ def starts(
     node: RangeNode, in_schema: Schema, summaries: Iterable[str]
 ) -> Mapping[str, RangeStart] | None:
     """Return the start of each range that has rows; None if they must stay together."""
-    found = [msgspec.json.decode(text, type=RangeSummary) for text in summaries]
+    found = [running_range.DECODER.decode(text) for text in summaries]
     found.sort(key=lambda each: int(each.part.removeprefix("k")))
     if isinstance(node, plan.WindowSpec):
         return running_range.starts(node, in_schema, found)

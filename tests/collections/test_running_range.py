@@ -12,6 +12,7 @@ import pytest
 from headrace.collections.base import columns_of, keys_of
 from headrace.collections.running import Running
 from headrace.collections.running_range import (
+    DECODER,
     RangeStart,
     RangeSummary,
     RunningRange,
@@ -87,7 +88,7 @@ def summaries(spec, ranges: list[Counter]) -> list[RangeSummary]:
         store = MemoryStore(undo=False)
         for batch in run(RunningSummary(spec, SCHEMA, f"k{number}"), some, store):
             texts = batch.column(0).to_pylist()
-            found += [msgspec.json.decode(text, type=RangeSummary) for text in texts]
+            found += [DECODER.decode(text) for text in texts]
         assert store.dump() == {}
     return found
 
