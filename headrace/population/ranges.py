@@ -102,6 +102,14 @@ def divisible(node: RangeNode) -> bool:
     return bool(node.order) and not node.keys and all(item.native for item in node.order)
 
 
+def is_range(node: Node) -> bool:
+    """Return whether all rows of ``node`` in one task are computed as a range.
+
+    That takes less memory than the collection of the live engine.
+    """
+    return isinstance(node, plan.WindowSpec) and node.native
+
+
 # --- splitters
 
 
@@ -228,7 +236,7 @@ def started(
     node: Node, in_schema: Schema, found: Ranges, part: str, remote: RemoteEvaluator | None
 ) -> Collection:
     """Return the collection that computes the range of task ``part`` from its start."""
-    # A range without rows has none.
+    # A range without rows has none, and all rows together have none before them.
     start = found.starts.get(part, RangeStart())
     match node:
         case plan.WindowSpec():

@@ -320,7 +320,7 @@ def _chain(
     whole, lsn = spec.plan, int(spec.ref.start_lsn)
     nodes = [whole.node(name) for name in segment.tail]
     chain = []
-    if head is not None and segment.step != WHOLE:
+    if head is not None and (segment.step != WHOLE or ranges.is_range(head)):
         [schema] = (whole.node(name).schema for name in plan.inputs(head))
         made = _step(segment, head, schema, part, remote)
         made.open(store)
@@ -341,7 +341,7 @@ def _step(
     """Return the collection of one of several steps of ``head``."""
     if segment.step == SUMMARY:
         return ranges.summary(head, schema, part)
-    if segment.step == RANGE:
+    if segment.step in (RANGE, WHOLE):
         return ranges.started(head, schema, segment.ranges, part, remote)
     steps = {SHARE: division.share, FRONT: division.front, COMBINED: division.combined}
     return steps[segment.step](head, schema, remote)
