@@ -93,20 +93,24 @@ class Running(Collection):
 
     def apply(self, port: int, batch: pa.RecordBatch) -> list[pa.RecordBatch]:
         """See ``Collection``."""
-        columns, count = columns_of(batch), batch.num_rows
-        if count == 0:
+        if batch.num_rows == 0:
             return []
+        keys, entries, weights = self._stored(batch)
+        self._state.add_many(keys, entries, weights)
+        numbers, _ = self._keys.add(keys)
+        self._touched.append((numbers, entries, weights))
+        return []
+
+    def _stored(self, batch: pa.RecordBatch) -> tuple[Packed, Packed, Int64s]:
+        """Return the keys, entries and weights of diffs."""
+        columns, count = columns_of(batch), batch.num_rows
         keys = keys_of([columns[i] for i in self._node.keys], self._oids, count)
         entries = order.entries(
             self._sorter.orders(columns, count),
             self._sorter.rests(columns, count),
             encode(columns, count),
         )
-        weights = weights_of(batch)
-        self._state.add_many(keys, entries, weights)
-        numbers, _ = self._keys.add(keys)
-        self._touched.append((numbers, entries, weights))
-        return []
+        return keys, entries, weights_of(batch)
 
     def time_end(self, txid: int) -> list[pa.RecordBatch]:
         """See ``Collection``."""
@@ -204,7 +208,7 @@ class Running(Collection):
 
     # -- a page of each partition
 
-    def _read(self, parts: _Parts, size: int) -> _Page:
+    def _read(self, parts: _Parts, size: int) -> RunningPage:
         """Read up to ``size`` entries of each partition, and compute their lines."""
         at, found, weights = self._state.first_many(parts.keys, size, parts.next)
         demand_none_negative(weights, self.id)
@@ -217,11 +221,11 @@ class Running(Collection):
         computed = self._calls.computed(lines, encoded, merged.weights, parts.places, parts.carried)
         numbers = computed.numbers if self._calls.numbered else np.zeros_like(lines.entry)
         points = Points(entries, lines.copy, computed.encoded(), numbers)
-        return _Page(entries, orders, computed, points, merged.changed)
+        return RunningPage(entries, orders, computed, points, merged.changed)
 
     # --- the changes of a page
 
-    def _changed(self, page: _Page, settled: restart_points.Settled) -> list[pa.RecordBatch]:
+    def _changed(self, page: RunningPage, settled: restart_points.Settled) -> list[pa.RecordBatch]:
         """Return the output diffs of a page."""
         removed, added = settled.removed, settled.added
         if not len(removed) and not len(added):
@@ -245,7 +249,9 @@ class Running(Collection):
 
     # --- restart points of a page
 
-    def _keep(self, parts: _Parts, page: _Page, settled: restart_points.Settled, size: int) -> None:
+    def _keep(
+        self, parts: _Parts, page: RunningPage, settled: restart_points.Settled, size: int
+    ) -> None:
         """Store what becomes different of the restart points of a page."""
         at, found = self._read_points(parts, page, settled, size)
         points = restart_points.parsed(found)
@@ -254,20 +260,14 @@ class Running(Collection):
         removed, added = kept.removed, kept.added
         if not len(removed) and not len(added):
             return
-        made = Points(
-            page.entries.take(lines.entry[added]),
-            lines.copy[added],
-            page.points.values.take(added),
-            page.points.places[added],
-        )
         keys = np.concatenate((at[removed], lines.half[added] - len(parts.keys)))
         weights = np.ones(len(keys), np.int64)
         weights[: len(removed)] = -1
-        stored = packed.joined([found.take(removed), restart_points.stored(made)])
+        stored = packed.joined([found.take(removed), page.stored(added)])
         self._out.add_many(parts.keys.take(keys), stored, weights)
 
     def _read_points(
-        self, parts: _Parts, page: _Page, settled: restart_points.Settled, size: int
+        self, parts: _Parts, page: RunningPage, settled: restart_points.Settled, size: int
     ) -> tuple[Int64s, Packed]:
         """Return the restart points of the page's lines, partition by partition."""
         limit = size // restart_points.LEAST + 2
@@ -292,7 +292,7 @@ class Running(Collection):
         ascending = np.argsort(at, kind="stable")
         return at[ascending], packed.joined([some for _, some in pieces]).take(ascending)
 
-    def _after(self, parts: _Parts, page: _Page, more: Int64s) -> _Parts:
+    def _after(self, parts: _Parts, page: RunningPage, more: Int64s) -> _Parts:
         """Return the partitions ``more`` after the page."""
         lines = page.computed.lines
         halves = np.concatenate((more, more + len(parts.keys)))
@@ -335,7 +335,7 @@ class _Parts:
 
 
 @dataclass(slots=True)
-class _Page:
+class RunningPage:
     """Entries of some partitions, and their lines."""
 
     entries: Packed
@@ -345,6 +345,18 @@ class _Page:
     """The values of each line; with the entries of the page."""
     changed: Int64s
     """As in ``kernels.running.Merged``."""
+
+    def stored(self, chosen: Int64s) -> Packed:
+        """Return the ``chosen`` lines as stored restart points."""
+        lines, points = self.computed.lines, self.points
+        return restart_points.stored(
+            Points(
+                self.entries.take(lines.entry[chosen]),
+                lines.copy[chosen],
+                points.values.take(chosen),
+                points.places[chosen],
+            )
+        )
 
     def short_of(self, parts: Int64s, read: Packed, settled: restart_points.Settled) -> Int64s:
         """Return the numbers of those ``parts`` of which restart points are to be read on.

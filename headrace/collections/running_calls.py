@@ -13,7 +13,7 @@ import pyarrow as pa
 from headrace.collections import plan
 from headrace.collections.base import encode, keys_of
 from headrace.errors import BugError, RowError
-from headrace.kernels import buffers, frames, numeric, packed, rows, text
+from headrace.kernels import buffers, decimals, frames, numeric, packed, rows, text
 from headrace.kernels import running as kernel
 from headrace.kernels.buffers import Bytes, Int64s
 from headrace.kernels.packed import Packed
@@ -150,6 +150,43 @@ class Calls:
         return Carried(
             values, known, past, np.searchsorted(parts[ascending], np.arange(len(more) + 1))
         )
+
+    def merged(self, earlier: bytes, later: bytes) -> bytes:
+        """Return the values at the last line, as a row, of two adjacent ranges of lines.
+
+        ``earlier``, ``later``: the values at the last line of each range, computed from its lines
+        alone.  Values that do not depend on all earlier lines are those of ``later``.
+
+        Raises:
+            RowError: a sum is out of its type's range.
+        """
+        both = rows.decode_rows(packed.pack([earlier, later]), self._types)
+        columns = [self._merged(number, column) for number, column in enumerate(both)]
+        return encode(columns, 1).strings()[0]
+
+    def _merged(self, number: int, column: pa.Array) -> pa.Array:
+        spec = self._specs[number]
+        if spec.frame is not None:
+            return column.slice(1)
+        there = buffers.validity(column).tolist()
+        match spec.function:
+            case "first_value":
+                return column.slice(0, 1)
+            case "count" | "dense_rank":
+                return pa.array([int(_numbers(column).sum())], column.type)
+            case "sum" if all(there):
+                texts = column.cast(pa.string()).to_pylist()
+                return self._long(number, _total, texts)
+            case "min" | "max" if all(there):
+                oid = self._in_oids[spec.argument or 0]
+                first, second = keys_of([column], [oid], 2).strings()
+                least, oldest = _wanted(spec.function, oid)
+                same, before = first == second, first < second
+                return column.slice(0 if (oldest if same else before == least) else 1, 1)
+            case "sum" | "min" | "max":
+                return column.slice(0 if there[0] else 1, 1)
+            case _:
+                return column.slice(1)
 
     # --- the values at the lines of a page
 
@@ -322,6 +359,11 @@ def _reach(spec: plan.RunningSpec) -> tuple[int, int]:
     if spec.function == "lead":
         return spec.distance, spec.distance
     return spec.frame or (0, 0)
+
+
+def _total(texts: list[str]) -> list[str | None]:
+    """Return the sum of two numbers."""
+    return [decimals.write(decimals.plus(*(decimals.read(text) for text in texts)))]
 
 
 def _wanted(function: str, oid: int) -> tuple[bool, bool]:

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from headrace.collections import plan
-from headrace.collections.base import columns_of, encode, weights_of
+from headrace.collections.base import Diffed, columns_of, encode, weights_of
 from headrace.collections.by_key import (
     ByKey,
     Found,
@@ -48,7 +48,7 @@ class TopK(ByKey):
         offset + limit are read.  Else ``id``: key -> row -> weight and ``id.head``, the first rows
         of each group; the whole group is read only when one of these is deleted.
     Time: emits on TimeEnd the changes at the front of each touched group; without limit it also
-        passes its input on at once.
+        passes its input on at once, or during population at TimeEnd, less the first rows.
     Errors: BugError on a negative weight; RowError or TransientError if Postgres ranks the rows.
     """
 
@@ -60,6 +60,8 @@ class TopK(ByKey):
         super().__init__(node.id, node.schema, in_schema, node.keys)
         self._node = node
         self._schema = arrow_schema(node.schema)
+        self._passed = Diffed(node.schema)
+        """Rows of a population without limit, some of which are among the first ones."""
         window = _Window(node)
         sorter = Sorter(in_schema, node.keys, node.order, remote)
         self._front: _FirstRows = (
@@ -86,7 +88,19 @@ class TopK(ByKey):
         super().apply(port, batch)
         if self._node.limit is not None or batch.num_rows == 0:
             return []
+        if self.insert_only:
+            self._passed.add(batch)
+            return []
         return [pa.RecordBatch.from_arrays(batch.columns, schema=self._schema)]
+
+    def time_end(self, txid: int) -> list[pa.RecordBatch]:
+        """See ``Collection``."""
+        found = super().time_end(txid)
+        if not self.insert_only or self._node.limit is not None:
+            return found
+        for batch in found:
+            self._passed.add(batch)
+        return self._passed.take()
 
     def add(self, port: int, keys: Packed, batch: pa.RecordBatch) -> None:
         """See ``ByKey``."""

@@ -222,6 +222,19 @@ def compared(left: Packed, right: Packed) -> Int64s:
     return out
 
 
+def bisected(strings: Packed, splitters: Packed) -> npt.NDArray[np.int32]:
+    """Return for each string how many of the ascending ``splitters`` do not sort after it."""
+    out = np.empty(len(strings), np.int32)
+    _bisect(
+        buffers.view(strings.data),
+        buffers.view(strings.bounds),
+        buffers.view(splitters.data),
+        buffers.view(splitters.bounds),
+        buffers.view(out),
+    )
+    return out
+
+
 def sorted_order(packed: Packed) -> Int64s:
     """Return the numbers of the strings in ascending order; the sort is stable.
 
@@ -546,6 +559,31 @@ def _compared(
             right_bounds[i],
             right_bounds[i + 1],
         )
+
+
+@cython.cfunc
+@cython.exceptval(check=False)
+def _bisect(
+    strings: cython.const_uchar[::1],
+    bounds: cython.const_longlong[::1],
+    splitters: cython.const_uchar[::1],
+    limits: cython.const_longlong[::1],
+    out: cython.int[::1],
+) -> cython.void:
+    i: cython.Py_ssize_t
+    for i in range(len(out)):
+        low: cython.Py_ssize_t = 0
+        high: cython.Py_ssize_t = len(limits) - 1
+        while low < high:
+            k: cython.Py_ssize_t = (low + high) // 2
+            order: cython.int = compare(
+                strings, bounds[i], bounds[i + 1], splitters, limits[k], limits[k + 1]
+            )
+            if order < 0:
+                high = k
+            else:
+                low = k + 1
+        out[i] = low
 
 
 @cython.cfunc

@@ -258,6 +258,32 @@ def keep(
     return PointChanges(removed[: counts[0]], added[: counts[1]])
 
 
+def since_after(sizes: Int64s) -> Int64s:
+    """Return the lines since the last restart point after peer groups of these ``sizes``.
+
+    Element i is valid if there are i lines since the last restart point before these groups, and
+    none of their lines is one already.
+    """
+    out = np.arange(MOST, dtype=np.int64)
+    _since_after(buffers.view(sizes), buffers.view(out))
+    return out
+
+
+@cython.cfunc
+@cython.exceptval(check=False)
+def _since_after(sizes: cython.const_longlong[::1], out: cython.longlong[::1]) -> cython.void:
+    i: cython.Py_ssize_t
+    k: cython.Py_ssize_t
+    most: cython.longlong = MOST
+    for i in range(len(out)):
+        number: cython.longlong = out[i]
+        for k in range(len(sizes)):
+            number += sizes[k]
+            if number >= most:
+                number = 0
+        out[i] = number
+
+
 @cython.cfunc
 def _keep(
     page: Lines,

@@ -58,6 +58,12 @@ def without_rows(schema: Schema, part: int) -> pa.RecordBatch:
     return _table([(part, *each) for each in _packed([none])], 0)
 
 
+def read(block: bytes) -> list[pa.RecordBatch]:
+    """Return the diffs of a block."""
+    with pa.ipc.open_stream(block) as stream:
+        return [*stream]
+
+
 def parts_of(keys: Nullable, parts: int) -> npt.NDArray[np.int32]:
     """Return the part of each key; -1 for None."""
     found: npt.NDArray[np.int32] = key_kernel.divide(keys, parts)

@@ -100,6 +100,25 @@ class JoinSample:
                 sent_to_all += min(rows[key])
         return FrequentKeys((tuple(divided[0]), tuple(divided[1])))
 
+    def rows(self, name: str) -> int:
+        """Return a rough upper bound of the rows of node ``name``."""
+        return self._rows[name]
+
+    def batches(self, name: str, *, whole: bool) -> Iterator[pa.RecordBatch] | None:
+        """Return a sample of the rows of node ``name``; None if they do not come from a table.
+
+        ``whole``: the rows may not come from other tables as well.  The sample ends at a row whose
+        evaluation fails.
+        """
+        path = self._path(name)
+        if not path or (whole and any(len(plan.inputs(node)) > 1 for node in path)):
+            return None
+        return self._tolerated(path)
+
+    def _tolerated(self, path: list[Node]) -> Iterator[pa.RecordBatch]:
+        with contextlib.suppress(HeadraceError):  # a task that comes to that row raises the error
+            yield from self._sampled(path, self._sizes[path[0].id], [])
+
     def _frequent(self, found: _Counted | None, rows: float) -> bool:
         """Return whether a key of so many ``rows`` is frequent among those of a port."""
         return found is not None and rows >= max(found.rows / (2 * self._parts), found.least)

@@ -80,11 +80,19 @@ class _FileFrames:
         return [task for frame in frames for task in frame]
 
     def shuffle(self, frame: _Frame, parts: int) -> _Frame:
+        return self.shuffle_twice(frame, parts)[0]
+
+    def shuffle_twice(self, frame: _Frame, parts: int) -> tuple[_Frame, _Frame]:
         with self._files(parts) as files:
             for batch in self._computed(frame):
                 _write(batch, files)
-        # Each part is read once.
-        return [partial(_read, Path(file.name), number) for number, file in enumerate(files)]
+        tasks = [partial(_read, Path(file.name), number) for number, file in enumerate(files)]
+        return [*tasks], [partial(task, keep=True) for task in tasks]
+
+    def collect(self, frame: _Frame) -> list[bytes]:
+        return [
+            block for batch in self._computed(frame) for block in batch.column("block").to_pylist()
+        ]
 
     def keep(self, frame: _Frame) -> tuple[_Frame, _Frame]:
         with self._files(1) as files:

@@ -37,10 +37,11 @@ from headrace.collections.temporal import Temporal
 from headrace.errors import BugError, HeadraceError, from_wire, to_wire
 from headrace.expressions.remote import RemoteEvaluator
 from headrace.kernels import packed
-from headrace.population import division, edges, equal_rows, fed_rows, merging, rows
+from headrace.population import division, edges, equal_rows, fed_rows, merging, ranges, rows
 from headrace.population.edges import Arrivals
 from headrace.population.fed_rows import FedRows, Remaining
 from headrace.population.frequent_keys import NONE, FrequentKeys
+from headrace.population.ranges import RangeNode, Ranges, RowOrder
 from headrace.population.reader import TableOrigin
 from headrace.population.snapshot import SnapshotRef
 from headrace.population.staging import Staging
@@ -55,6 +56,7 @@ ERROR_FILE: Final = "error.json"
 PLAIN: Final = "plain"
 RESULT: Final = "result"
 KEYED: Final = "keyed"
+SAMPLE: Final = "sample"
 
 BlockStream = Generator[pa.RecordBatch, None, None]
 """Rows of a task, as blocks (``edges``)."""
@@ -66,6 +68,8 @@ WHOLE: Final = "whole"
 SHARE: Final = "share"
 FRONT: Final = "front"
 COMBINED: Final = "combined"
+SUMMARY: Final = "summary"
+RANGE: Final = "range"
 
 
 class TaskError(Exception):
@@ -74,13 +78,18 @@ class TaskError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Exit:
-    """How rows leave a segment; a keyed exit also has the receiving node, its port, the parts."""
+    """How rows leave a segment; a keyed exit also has the receiving node, its port, the parts.
+
+    A sample is of the rows that ``node`` is to receive.
+    """
 
     kind: str
     node: str = ""
     port: int = 0
     parts: int = 1
     frequent: FrequentKeys = NONE
+    ranges: Ranges = ranges.NONE
+    """The ranges that divide the rows of the node, if it is divided like that."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,11 +101,14 @@ class Segment:
     schema_of: str = ""
     step: str = WHOLE
     """Step of the head: WHOLE, or one of two steps (``division``): SHARE, then FRONT; COMBINED:
-    the rows before may have been added up (``combined_reduce``)."""
+    the rows before may have been added up (``combined_reduce``); or of ranges (``ranges``):
+    SUMMARY, then RANGE."""
     parts: int = 1
     """Number of tasks that the rows of the head are divided among."""
     frequent: FrequentKeys = NONE
     """The frequent keys of the head, a join."""
+    ranges: Ranges = ranges.NONE
+    """The ranges of the head."""
 
     def then(self, node_id: str) -> Segment:
         """Return the segment with one more stateless collection."""
@@ -272,7 +284,7 @@ def _drive(
     """
     store = MemoryStore(undo=False)
     with contextlib.closing(evaluator(spec)) as remote:
-        chain = _chain(spec, segment, head, store, remote)
+        chain = _chain(spec, segment, head, part, store, remote)
         sent: Counter[int] = Counter()
         bound = bound_of_step(spec)
         for port, batch in inputs:
@@ -301,16 +313,16 @@ def _chain(
     spec: Spec,
     segment: Segment,
     head: Node | None,
+    part: str,
     store: MemoryStore,
     remote: RemoteEvaluator,
 ) -> list[Collection]:
     whole, lsn = spec.plan, int(spec.ref.start_lsn)
     nodes = [whole.node(name) for name in segment.tail]
     chain = []
-    if head is not None and segment.step != WHOLE:
+    if head is not None and (segment.step != WHOLE or ranges.is_range(head)):
         [schema] = (whole.node(name).schema for name in plan.inputs(head))
-        steps = {SHARE: division.share, FRONT: division.front, COMBINED: division.combined}
-        made = steps[segment.step](head, schema, remote)
+        made = _step(segment, head, schema, part, remote)
         made.open(store)
         chain.append(made)
     elif head is not None:
@@ -321,6 +333,18 @@ def _chain(
         if isinstance(collection, Temporal | Calendar):
             collection.instant = spec.instant
     return chain
+
+
+def _step(
+    segment: Segment, head: Node, schema: Schema, part: str, remote: RemoteEvaluator
+) -> Collection:
+    """Return the collection of one of several steps of ``head``."""
+    if segment.step == SUMMARY:
+        return ranges.summary(head, schema, part)
+    if segment.step in (RANGE, WHOLE):
+        return ranges.started(head, schema, segment.ranges, part, remote)
+    steps = {SHARE: division.share, FRONT: division.front, COMBINED: division.combined}
+    return steps[segment.step](head, schema, remote)
 
 
 def _write_states(spec: Spec, segment: Segment, part: str, states: dict[str, Pieces]) -> None:
@@ -385,6 +409,15 @@ def _leave(
         yield from map(edges.whole, batches)
         return
     node = spec.plan.node(exit_.node)
+    if exit_.kind == SAMPLE:
+        yield from map(edges.whole, ranges.sampled(_order(node, schema), batches))
+        return
+    if exit_.ranges:
+        order = _order(node, schema)
+        for batch in batches:
+            numbers = exit_.ranges.numbers(order.keys(batch))
+            yield edges.placed(batch, exit_.port, numbers, exit_.parts)
+        return
     divided = spec.divided.get(node.id)
     for batch in equal_rows.added_up(node, schema, batches):
         if divided not in (None, exit_.port):
@@ -402,6 +435,11 @@ def _leave(
                 else edges.identities(copy)
             )
             yield edges.spread(copy, port, keys, exit_.parts)
+
+
+def _order(node: Node, schema: Schema) -> RowOrder:
+    assert isinstance(node, RangeNode), "only these are divided into ranges"
+    return RowOrder(node, schema)
 
 
 def _announced(whole: PhysicalPlan, exit_: Exit) -> Iterator[pa.RecordBatch]:

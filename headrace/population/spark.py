@@ -272,6 +272,12 @@ class _SparkFrames:
     def shuffle(self, frame: Any, parts: int) -> Any:
         return frame.repartitionById(parts, "part")
 
+    def shuffle_twice(self, frame: Any, parts: int) -> tuple[Any, Any]:
+        return self.keep(self.shuffle(frame, parts))
+
+    def collect(self, frame: Any) -> list[bytes]:
+        return [bytes(row["block"]) for row in frame.select("block").collect()]
+
     def keep(self, frame: Any) -> tuple[Any, Any]:
         kept = frame.persist()
         self._persisted.append(kept)

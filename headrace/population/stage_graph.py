@@ -14,10 +14,11 @@ from headrace.collections import plan
 from headrace.collections.plan import PhysicalPlan, SourceSpec
 from headrace.config import Settings
 from headrace.errors import BugError
-from headrace.population import division, segments
+from headrace.population import division, ranges, segments
 from headrace.population.frequent_keys import NONE, FrequentKeys
 from headrace.population.inputs import Inputs
 from headrace.population.join_sample import JoinSample
+from headrace.population.ranges import RangeNode, Ranges, RowOrder
 from headrace.population.segments import Exit, Segment, Spec
 from headrace.population.snapshot import Snapshot
 from headrace.population.staging import Staging
@@ -49,6 +50,14 @@ class TaskFrames(Protocol):
 
     def keep(self, frame: Frame) -> tuple[Frame, Frame]:
         """Compute ``frame`` once for several readers; return it for the first, and the others."""
+        ...
+
+    def shuffle_twice(self, frame: Frame, parts: int) -> tuple[Frame, Frame]:
+        """Return the tasks of ``shuffle`` for two readers; the first one reads after the other."""
+        ...
+
+    def collect(self, frame: Frame) -> list[bytes]:
+        """Compute ``frame`` now, and return its blocks, of which there are few."""
         ...
 
     def total(self, frame: Frame) -> int:
@@ -179,6 +188,8 @@ class StageGraph:
                 share = _Flow(Segment(node.id, step=segments.SHARE), self._met(node))
                 said = self._frames.shuffle(self._emit(share, Exit(segments.PLAIN)), 1)
                 return _Flow(Segment(node.id, step=segments.FRONT), said)
+            case plan.WindowSpec() | plan.TopKSpec() if self._may_have_ranges(node):
+                return self._in_ranges(node)
             case plan.ReduceSpec() if segments.combined(self._spec, node):
                 step = Segment(node.id, step=segments.COMBINED, parts=self._parts(node))
                 return _Flow(step, self._met(node))
@@ -203,10 +214,53 @@ class StageGraph:
                     self._emit(self._flow(name), Exit(segments.PLAIN)) for name in node.inputs
                 ]
                 return _Flow(Segment("", (), node.id), self._frames.union(frames))
-            case plan.WorkTableSpec():
-                raise BugError("a work table stands inside of its recursive query")
-            case plan.SinkSpec():
-                raise BugError("the sink is no input")
+            case plan.WorkTableSpec() | plan.SinkSpec():
+                raise BugError(f'node "{node.id}" is no input of a node of the plan')
+
+    # --- ranges
+
+    def _may_have_ranges(self, node: RangeNode) -> bool:
+        """Return whether the rows of ``node`` may be divided into ranges."""
+        if self._tasks == 1 or self._sample.rows(node.input) < ranges.ROWS_MIN:
+            return False
+        return ranges.divisible(node)
+
+    def _in_ranges(self, node: RangeNode) -> _Flow:
+        """Return the rows of ``node``, computed in ranges if it has any."""
+        flow = self._flow(node.input)
+        schema = self._plan.node(node.input).schema
+        order = RowOrder(node, schema)
+        found: tuple[bytes, ...] = ()
+        batches = self._sample.batches(node.input, whole=not node.keys)
+        if batches is not None:
+            frequent = bool(node.keys)
+            found = ranges.splitters_of_rows(order, batches, self._tasks, frequent=frequent)
+        elif not node.keys:
+            # Not of a table: the rows themselves are sampled.
+            first, others = self._frames.keep(self._emit(flow, Exit(segments.PLAIN)))
+            flow = _Flow(Segment("", (), node.input), first)
+            again = replace(flow, frame=others)
+            samples = self._collected(self._emit(again, Exit(segments.SAMPLE, node.id)))
+            found = ranges.splitters(samples, self._tasks)
+        exit_ = Exit(segments.KEYED, node.id, 0, self._parts(node))
+        if not found:
+            shuffled = self._frames.shuffle(self._emit(flow, exit_), exit_.parts)
+            return _Flow(Segment(node.id, parts=exit_.parts), shuffled)
+        divided = Ranges(found)
+        exit_ = replace(exit_, parts=self._tasks, ranges=divided)
+        last, first = self._frames.shuffle_twice(self._emit(flow, exit_), self._tasks)
+        step = Segment(node.id, step=segments.SUMMARY, parts=self._tasks, ranges=divided)
+        summaries = self._collected(self._emit(_Flow(step, first), Exit(segments.PLAIN)))
+        starts = ranges.starts(node, schema, summaries)
+        if starts is None:
+            whole = Exit(segments.KEYED, node.id, 0, 1)
+            apart = _Flow(Segment("", (), node.input), last)
+            return _Flow(Segment(node.id), self._frames.shuffle(self._emit(apart, whole), 1))
+        divided = replace(divided, starts=starts)
+        return _Flow(replace(step, step=segments.RANGE, ranges=divided), last)
+
+    def _collected(self, frame: Frame) -> list[str]:
+        return ranges.texts(self._frames.collect(frame))
 
     def _met(self, node: plan.Node, frequent: FrequentKeys = NONE) -> Frame:
         """Return the inputs of ``node``, shuffled so that each task has one part."""

@@ -55,6 +55,7 @@ CALLS = {
     "sum n": (plan.RunningSpec("sum", 2), NUMERIC),
     "min": (plan.RunningSpec("min", 2), NUMERIC),
     "max": (plan.RunningSpec("max", 1, 4), INT4),
+    "max n": (plan.RunningSpec("max", 2), NUMERIC),
     "sum of 3": (plan.RunningSpec("sum", 2, 4, frame=(-2, 0)), NUMERIC),
     "sum k of 3": (plan.RunningSpec("sum", 1, frame=(1, 3)), INT8),
     "count of 4": (plan.RunningSpec("count", 2, 4, frame=(-1, 2)), INT8),
@@ -151,7 +152,7 @@ def call(made: plan.WindowCallSpec, spec: plan.WindowSpec, ordered, at: int) -> 
         numbers = [Decimal(v) for v in values]
         if name == "sum":
             return str(sum(numbers))
-        best = min(numbers)
+        best = {"min": min, "max": max}[name](numbers)
         # Postgres keeps the last of equal values.
         return [v for v, d in zip(values, numbers, strict=True) if d == best][-1]
     return {"sum": sum, "min": min, "max": max}[name](values)

@@ -35,6 +35,9 @@ def test_same_rows_and_state_as_in_memory(bench, tmp_path, make):
     "query",
     [
         "SELECT tag FROM tags ORDER BY tag OFFSET 3 LIMIT 4",
+        "SELECT tag FROM tags ORDER BY tag OFFSET 3",
+        "SELECT id, customer FROM orders ORDER BY amount::money DESC, id OFFSET 7",
+        "SELECT 1 / (id - 1) AS q FROM (SELECT id FROM orders ORDER BY id OFFSET 1) o",
         "SELECT count(*) AS n, sum(amount), min(customer), count(DISTINCT f) AS d FROM orders",
         "SELECT id, rank() OVER (PARTITION BY customer ORDER BY amount, id) FROM orders",
         "SELECT customer, sum(amount) OVER (ORDER BY id) FROM orders",

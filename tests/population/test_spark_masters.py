@@ -150,6 +150,8 @@ def test_views_by_a_standalone_master(started, tmp_path):
 
 NO_DIRECTORY = QUERIES | {
     "lately": "SELECT k, count(*) AS n FROM t WHERE at > now() - interval '1 day' GROUP BY k",
+    "named": "SELECT t.id, rank() OVER w AS r, sum(t.x) OVER w AS s FROM t JOIN u ON u.k = t.k"
+    " WINDOW w AS (ORDER BY u.name, t.x)",
     "kept": "SELECT DISTINCT a, b FROM keyless",
     "united": "SELECT k, sum(n) AS n FROM (SELECT k, count(*) AS n FROM t GROUP BY k"
     " UNION ALL SELECT k, count(*) FROM u GROUP BY k) x GROUP BY k",
