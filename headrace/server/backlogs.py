@@ -84,7 +84,10 @@ class Episode:
         steps = len({at for _, at in self._seen})
         if now - began < _MEASURED_S or steps < _STEPS or last <= first:
             return None
-        return (self._target - last) * (now - began) / (last - first)
+        # The first seconds of a catch-up are slow: a worker has started, and loads its states.
+        since, at = next(seen for seen in reversed(self._seen) if now - seen[0] >= _MEASURED_S)
+        rate = max((last - first) / (now - began), (last - at) / (now - since))
+        return (self._target - last) / rate
 
 
 class Pauses:

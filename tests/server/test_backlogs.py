@@ -46,6 +46,15 @@ def test_the_rate_is_that_of_the_last_seconds():
     assert made.left_s == (100_000 - 40_600) / 10
 
 
+def test_a_slow_start_is_no_rate():
+    """A worker that has just started loads its states, and then catches up fast."""
+    made = behind(100_000, 10, 4)
+    assert made.left_s == (100_000 - 40) / 10
+    for second in range(5, 9):
+        made.look(float(second), 20_000 * (second - 4), 100_000)
+    assert made.left_s == 1
+
+
 def test_views_of_one_thread_are_computed_together_or_not_at_all():
     slow = behind(1_000, 10, 10)  # 90 s left
     assert worth_computing([(slow, view(1, 20))]) == {1: 90}
