@@ -15,9 +15,12 @@ from headrace.kernels.packed import Nullable, Packed
 from headrace.kernels.sums import FLOAT_UNIT_BITS
 
 if cython.compiled:
-    from cython.cimports.headrace.kernels.packed import same
+    from cython.cimports.headrace.kernels.packed import same_at
+    from cython.cimports.headrace.kernels.pointers import bytes_of, longs_of, new_longs
 else:
-    from headrace.kernels.packed import same
+    from headrace.kernels.packed import same_at
+
+    bytes_of = longs_of = new_longs = buffers.view
 
 Int64s = npt.NDArray[np.int64]
 
@@ -120,11 +123,11 @@ def decode_groups(values: Nullable) -> tuple[list[Numbers], Nullable, Nullable]:
     at: cython.Py_ssize_t
     count: cython.Py_ssize_t = len(values)
     data: bytes = values.data.tobytes()
-    limits: cython.const_longlong[::1] = buffers.view(values.bounds)
-    valid: cython.const_uchar[::1] = buffers.view(values.valid)
+    limits: cython.p_longlong = longs_of(values.bounds)
+    valid: cython.p_uchar = bytes_of(values.valid)
     begins, ends = np.zeros(count, np.int64), np.zeros(count, np.int64)
-    firsts: cython.longlong[::1] = buffers.view(begins)
-    lasts: cython.longlong[::1] = buffers.view(ends)
+    firsts: cython.p_longlong = new_longs(begins)
+    lasts: cython.p_longlong = new_longs(ends)
     all_numbers: list[Numbers] = []
     for i in range(count):
         if not valid[i]:
@@ -156,9 +159,9 @@ def encoded(heads: Packed, key_rows: Packed, results: Nullable) -> Nullable:
 def encode_heads(numbers: Sequence[Numbers], key_rows: Packed) -> Packed:
     """Encode state values up to their key rows."""
     i: cython.Py_ssize_t
-    limits: cython.const_longlong[::1] = buffers.view(key_rows.bounds)
+    limits: cython.p_longlong = longs_of(key_rows.bounds)
     bounds = np.zeros(len(key_rows) + 1, np.int64)
-    ends: cython.longlong[::1] = buffers.view(bounds)
+    ends: cython.p_longlong = new_longs(bounds)
     out: bytearray = bytearray()
     for i in range(len(key_rows)):
         out.append(_VERSION)
@@ -175,15 +178,16 @@ def turned(olds: Nullable, news: Nullable) -> tuple[Int64s, Int64s, Int64s]:
     groups, numbers = np.empty(2 * len(olds), np.int64), np.empty(2 * len(olds), np.int64)
     weights = np.empty(2 * len(olds), np.int64)
     count = _turned(
-        buffers.view(olds.data),
-        buffers.view(olds.bounds),
-        buffers.view(olds.valid),
-        buffers.view(news.data),
-        buffers.view(news.bounds),
-        buffers.view(news.valid),
-        buffers.view(groups),
-        buffers.view(numbers),
-        buffers.view(weights),
+        bytes_of(olds.data),
+        longs_of(olds.bounds),
+        bytes_of(olds.valid),
+        len(olds),
+        bytes_of(news.data),
+        longs_of(news.bounds),
+        bytes_of(news.valid),
+        new_longs(groups),
+        new_longs(numbers),
+        new_longs(weights),
     )
     return groups[:count], numbers[:count], weights[:count]
 
@@ -191,21 +195,21 @@ def turned(olds: Nullable, news: Nullable) -> tuple[Int64s, Int64s, Int64s]:
 @cython.cfunc
 @cython.exceptval(check=False)
 def _turned(
-    olds: cython.const_uchar[::1],
-    old_bounds: cython.const_longlong[::1],
-    old_valid: cython.const_uchar[::1],
-    news: cython.const_uchar[::1],
-    new_bounds: cython.const_longlong[::1],
-    new_valid: cython.const_uchar[::1],
-    groups: cython.longlong[::1],
-    numbers: cython.longlong[::1],
-    weights: cython.longlong[::1],
+    olds: cython.p_uchar,
+    old_bounds: cython.p_longlong,
+    old_valid: cython.p_uchar,
+    total: cython.Py_ssize_t,
+    news: cython.p_uchar,
+    new_bounds: cython.p_longlong,
+    new_valid: cython.p_uchar,
+    groups: cython.p_longlong,
+    numbers: cython.p_longlong,
+    weights: cython.p_longlong,
 ) -> cython.Py_ssize_t:
     i: cython.Py_ssize_t
     count: cython.Py_ssize_t = 0
-    total: cython.Py_ssize_t = len(old_valid)
     for i in range(total):
-        if old_valid[i] and new_valid[i] and same(olds, old_bounds, i, news, new_bounds, i):
+        if old_valid[i] and new_valid[i] and same_at(olds, old_bounds, i, news, new_bounds, i):
             continue
         if old_valid[i]:
             groups[count] = i

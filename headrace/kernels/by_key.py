@@ -15,9 +15,12 @@ from headrace.kernels.numbering import summed
 from headrace.kernels.packed import Packed
 
 if cython.compiled:
-    from cython.cimports.headrace.kernels.packed import same
+    from cython.cimports.headrace.kernels.packed import same_at
+    from cython.cimports.headrace.kernels.pointers import bytes_of, longs_of, new_longs
 else:
-    from headrace.kernels.packed import same
+    from headrace.kernels.packed import same_at
+
+    bytes_of = longs_of = new_longs = buffers.view
 
 Found = tuple[Int64s, Packed, Int64s]
 
@@ -28,17 +31,19 @@ def difference(before: Found, after: Found) -> Found:
     keys, numbers = np.empty(total, np.int64), np.empty(total, np.int64)
     weights = np.empty(total, np.int64)
     count, alone = _changed(
-        buffers.view(before[0]),
-        buffers.view(before[1].data),
-        buffers.view(before[1].bounds),
-        buffers.view(before[2]),
-        buffers.view(after[0]),
-        buffers.view(after[1].data),
-        buffers.view(after[1].bounds),
-        buffers.view(after[2]),
-        buffers.view(keys),
-        buffers.view(numbers),
-        buffers.view(weights),
+        longs_of(before[0]),
+        len(before[0]),
+        bytes_of(before[1].data),
+        longs_of(before[1].bounds),
+        longs_of(before[2]),
+        longs_of(after[0]),
+        len(after[0]),
+        bytes_of(after[1].data),
+        longs_of(after[1].bounds),
+        longs_of(after[2]),
+        new_longs(keys),
+        new_longs(numbers),
+        new_longs(weights),
     )
     keys, numbers, weights = keys[:count], numbers[:count], weights[:count]
     if count == 0:
@@ -57,9 +62,7 @@ def least(found: Found, wanted: Int64s) -> Found:
     """
     at, rows, weights = found
     shown = np.empty(len(at), np.int64)
-    count = _limited(
-        buffers.view(at), buffers.view(weights), buffers.view(wanted), buffers.view(shown)
-    )
+    count = _limited(longs_of(at), len(at), longs_of(weights), longs_of(wanted), new_longs(shown))
     if count == len(at):
         return at, rows, shown
     if count >= 0:
@@ -94,15 +97,16 @@ def _by_length(firsts: Int64s, sizes: Int64s, rows: Packed) -> Int64s:
 @cython.cfunc
 @cython.exceptval(check=False)
 def _limited(
-    at: cython.const_longlong[::1],
-    weights: cython.const_longlong[::1],
-    wanted: cython.const_longlong[::1],
-    shown: cython.longlong[::1],
+    at: cython.p_longlong,
+    total: cython.Py_ssize_t,
+    weights: cython.p_longlong,
+    wanted: cython.p_longlong,
+    shown: cython.p_longlong,
 ) -> cython.Py_ssize_t:
     """Limit weights to what is wanted; return how many are above 0, -1 if a key has two rows."""
     i: cython.Py_ssize_t
     count: cython.Py_ssize_t = 0
-    for i in range(len(at)):
+    for i in range(total):
         if i > 0 and at[i] == at[i - 1]:
             return -1
         shown[i] = min(weights[i], wanted[at[i]])
@@ -113,17 +117,19 @@ def _limited(
 
 @cython.cfunc
 def _changed(
-    olds: cython.const_longlong[::1],
-    old_rows: cython.const_uchar[::1],
-    old_bounds: cython.const_longlong[::1],
-    old_weights: cython.const_longlong[::1],
-    news: cython.const_longlong[::1],
-    new_rows: cython.const_uchar[::1],
-    new_bounds: cython.const_longlong[::1],
-    new_weights: cython.const_longlong[::1],
-    keys: cython.longlong[::1],
-    numbers: cython.longlong[::1],
-    weights: cython.longlong[::1],
+    olds: cython.p_longlong,
+    old_count: cython.Py_ssize_t,
+    old_rows: cython.p_uchar,
+    old_bounds: cython.p_longlong,
+    old_weights: cython.p_longlong,
+    news: cython.p_longlong,
+    new_count: cython.Py_ssize_t,
+    new_rows: cython.p_uchar,
+    new_bounds: cython.p_longlong,
+    new_weights: cython.p_longlong,
+    keys: cython.p_longlong,
+    numbers: cython.p_longlong,
+    weights: cython.p_longlong,
 ) -> tuple[int, bool]:
     """List the rows after the ones that each key has in common with before.
 
@@ -136,20 +142,19 @@ def _changed(
     begin: cython.Py_ssize_t
     count: cython.Py_ssize_t = 0
     alone: cython.bint = True
-    old_count: cython.Py_ssize_t = len(olds)
-    while i < old_count or j < len(news):
-        if j == len(news) or (i < old_count and olds[i] <= news[j]):
+    while i < old_count or j < new_count:
+        if j == new_count or (i < old_count and olds[i] <= news[j]):
             key = olds[i]
         else:
             key = news[j]
         # Skip the common prefix: most rows are equal.
         while (
             i < old_count
-            and j < len(news)
+            and j < new_count
             and olds[i] == key
             and news[j] == key
             and old_weights[i] == new_weights[j]
-            and same(old_rows, old_bounds, i, new_rows, new_bounds, j)
+            and same_at(old_rows, old_bounds, i, new_rows, new_bounds, j)
         ):
             i += 1
             j += 1
@@ -160,7 +165,7 @@ def _changed(
             weights[count] = -old_weights[i]
             count += 1
             i += 1
-        while j < len(news) and news[j] == key:
+        while j < new_count and news[j] == key:
             keys[count] = key
             numbers[count] = old_count + j
             weights[count] = new_weights[j]
@@ -172,7 +177,7 @@ def _changed(
         last: cython.Py_ssize_t = numbers[begin + 1] - old_count
         if count > begin + 2 or first >= old_count or last < 0:
             alone = False
-        elif same(old_rows, old_bounds, first, new_rows, new_bounds, last):
+        elif same_at(old_rows, old_bounds, first, new_rows, new_bounds, last):
             # The row has another weight now, for equal ones were skipped.
             weights[begin] += weights[begin + 1]
             count -= 1

@@ -18,6 +18,11 @@ import numpy.typing as npt
 
 from headrace.kernels import buffers
 
+if cython.compiled:
+    from cython.cimports.headrace.kernels.pointers import longs_of, new_longs
+else:
+    longs_of = new_longs = buffers.view
+
 Int64s = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 Bytes = npt.NDArray[np.uint8]
@@ -52,7 +57,7 @@ class IntSums:
 
     def add(self, slots: Int64s, values: Int64s, weights: Int64s, slot_count: int) -> None:
         """Add ``values[i] ** power * weights[i]`` to ``slots[i]``; all slots < ``slot_count``."""
-        weight = _size(buffers.view(weights))
+        weight = _size(longs_of(weights), len(weights))
         if weight > _WEIGHTS_MAX:
             rows = zip(slots.tolist(), values.tolist(), weights.tolist(), strict=True)
             for slot, value, times in rows:
@@ -62,15 +67,22 @@ class IntSums:
             self._fold()
         self._weights += weight
         self._grow(slot_count)
-        self._add(buffers.view(slots), buffers.view(values), buffers.view(weights))
+        self._add(slots, values, weights)
 
     def add_one(self, slot: int, amount: int) -> None:
         """Add ``amount``, of any size, to a slot."""
         self._folded[slot] = self._folded.get(slot, 0) + amount
 
-    def _add(self, slots: memoryview, values: memoryview, weights: memoryview) -> None:
-        low, high = map(buffers.view, self._limbs)
-        _add_split(slots, values, weights, low, high)
+    def _add(self, slots: Int64s, values: Int64s, weights: Int64s) -> None:
+        low, high = self._limbs
+        _add_split(
+            longs_of(slots),
+            longs_of(values),
+            longs_of(weights),
+            len(slots),
+            new_longs(low),
+            new_longs(high),
+        )
 
     def _grow(self, size: int) -> None:
         held = self._limbs.shape[1]
@@ -129,9 +141,18 @@ class SquareSums(IntSums):
     power = 2
     _limb_count = 4
 
-    def _add(self, slots: memoryview, values: memoryview, weights: memoryview) -> None:
-        first, second, third, fourth = map(buffers.view, self._limbs)
-        _add_squares(slots, values, weights, first, second, third, fourth)
+    def _add(self, slots: Int64s, values: Int64s, weights: Int64s) -> None:
+        first, second, third, fourth = self._limbs
+        _add_squares(
+            longs_of(slots),
+            longs_of(values),
+            longs_of(weights),
+            len(slots),
+            new_longs(first),
+            new_longs(second),
+            new_longs(third),
+            new_longs(fourth),
+        )
 
 
 def _joined(limbs: Sequence[int]) -> int:
@@ -190,11 +211,11 @@ def _limbs(mantissas: Int64s, shifts: Int64s) -> tuple[Int64s, Int64s, Int64s]:
 
 @cython.cfunc
 @cython.exceptval(check=False)
-def _size(weights: cython.const_longlong[::1]) -> cython.double:
+def _size(weights: cython.p_longlong, count: cython.Py_ssize_t) -> cython.double:
     """Return the sum of absolute weights."""
     i: cython.Py_ssize_t
     total: cython.double = 0.0
-    for i in range(len(weights)):
+    for i in range(count):
         weight: cython.double = weights[i]
         total += weight if weight >= 0 else -weight
     return total
@@ -203,14 +224,15 @@ def _size(weights: cython.const_longlong[::1]) -> cython.double:
 @cython.cfunc
 @cython.exceptval(check=False)
 def _add_split(
-    slots: cython.const_longlong[::1],
-    values: cython.const_longlong[::1],
-    weights: cython.const_longlong[::1],
-    low: cython.longlong[::1],
-    high: cython.longlong[::1],
+    slots: cython.p_longlong,
+    values: cython.p_longlong,
+    weights: cython.p_longlong,
+    count: cython.Py_ssize_t,
+    low: cython.p_longlong,
+    high: cython.p_longlong,
 ) -> cython.void:
     i: cython.Py_ssize_t
-    for i in range(len(slots)):
+    for i in range(count):
         slot: cython.Py_ssize_t = slots[i]
         value: cython.longlong = values[i]
         weight: cython.longlong = weights[i]
@@ -221,16 +243,17 @@ def _add_split(
 @cython.cfunc
 @cython.exceptval(check=False)
 def _add_squares(
-    slots: cython.const_longlong[::1],
-    values: cython.const_longlong[::1],
-    weights: cython.const_longlong[::1],
-    limb0: cython.longlong[::1],
-    limb1: cython.longlong[::1],
-    limb2: cython.longlong[::1],
-    limb3: cython.longlong[::1],
+    slots: cython.p_longlong,
+    values: cython.p_longlong,
+    weights: cython.p_longlong,
+    count: cython.Py_ssize_t,
+    limb0: cython.p_longlong,
+    limb1: cython.p_longlong,
+    limb2: cython.p_longlong,
+    limb3: cython.p_longlong,
 ) -> cython.void:
     i: cython.Py_ssize_t
-    for i in range(len(slots)):
+    for i in range(count):
         slot: cython.Py_ssize_t = slots[i]
         weight: cython.longlong = weights[i]
         signed: cython.longlong = values[i]
