@@ -447,12 +447,7 @@ class Processor:
         if len(units) == 1 or self._suspects.sequential(txid):
             apart = []
         sent = {unit.id: self.pool.submit(alone, unit) for unit in apart}
-        errors: dict[int, HeadraceError | None] = {}
-        with self._suspects.in_turn() as mark:
-            for unit in units:
-                if unit.id not in sent:
-                    mark(unit.id, txid)
-                    errors[unit.id] = self._guarded(work, unit)
+        errors = self._in_turn([unit for unit in units if unit.id not in sent], work, txid)
         errors |= {unit_id: future.result() for unit_id, future in sent.items()}
         for view in units:
             error = errors[view.id]
@@ -465,6 +460,19 @@ class Processor:
                 raise error
             if error is not None:
                 outcome.failed[view.id] = error
+
+    def _in_turn(
+        self, units: Sequence[Unit], work: Callable[[Unit], None], txid: int
+    ) -> dict[int, HeadraceError | None]:
+        """Run ``work`` on units one after the other, on this thread; return their errors."""
+        if not units:
+            return {}
+        errors: dict[int, HeadraceError | None] = {}
+        with self._suspects.in_turn() as mark:
+            for unit in units:
+                mark(unit.id, txid)
+                errors[unit.id] = self._guarded(work, unit)
+        return errors
 
     def _guarded(self, work: Callable[[Unit], None], unit: Unit) -> HeadraceError | None:
         bound = unit.bounded(self._settings)
