@@ -119,7 +119,8 @@ def unpack_parts(
 
     A part may have an order, the numbers of its rows; -1 stands for a row of NULLs.
 
-    Raises ValueError as ``decode_rows`` does, and if rows and weights differ in number.
+    Raises ValueError as ``decode_rows`` does, and if rows and weights differ in number; IndexError
+    if an order has another number.
     """
     if not cython.compiled:
         return _unpack_parts(parts, schema, weights)
@@ -212,6 +213,9 @@ def _unpack_parts(
             raise ValueError(message)
         found = _unpack(rows, layout.types)
         if order is not None:
+            if any(not -1 <= place < len(rows) for place in order.tolist()):
+                message = "a number beyond the rows"
+                raise IndexError(message)
             places = pa.array(order, mask=order < 0)
             found = [column.take(places) for column in found]
         columns += found
