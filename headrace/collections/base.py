@@ -272,6 +272,11 @@ def layout_of(schema: Schema) -> rows.Layout:
     return rows.Layout([arrow_type(field.oid) for field in schema], arrow_schema(schema))
 
 
+def split(schema: Schema, batch: pa.RecordBatch) -> tuple[Packed, Int64s]:
+    """Return the encoded rows of a diff batch with columns of ``schema``, and their weights."""
+    return rows.pack_batch(batch, layout_of(schema))
+
+
 def decode(encoded: Packed, schema: Schema, weights: Int64s) -> pa.RecordBatch:
     """Return the diffs of rows that ``encode`` made from columns of ``schema``."""
     return rows.unpack_batch(encoded, layout_of(schema), weights)
@@ -318,7 +323,7 @@ class Diffed:
         self._add(batch)
 
     def _add(self, batch: pa.RecordBatch) -> None:
-        self._rows.add(*rows.pack_batch(batch, layout_of(self._schema)))
+        self._rows.add(*split(self._schema, batch))
 
     def take(self) -> list[pa.RecordBatch]:
         """Return everything added since the last call: each row once, none with weight 0."""

@@ -22,7 +22,7 @@ from typing import ClassVar, Final
 import numpy as np
 import pyarrow as pa
 
-from headrace.collections.base import Collection, columns_of, cut, decode, keys_of
+from headrace.collections.base import Collection, cut, decode, keys_of
 from headrace.errors import BugError
 from headrace.kernels import buffers, packed
 from headrace.kernels import by_key as kernel
@@ -117,8 +117,7 @@ class ByKey(Collection):
         count = batch.num_rows
         if count == 0:
             return []
-        columns = columns_of(batch)
-        keys = keys_of([columns[i] for i in self._key], self._oids, count)
+        keys = keys_of([batch.column(i) for i in self._key], self._oids, count)
         self._touched.touch(keys)
         self.add(port, keys, batch)
         return []

@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow as pa
 
 from headrace.collections import plan
-from headrace.collections.base import columns_of, encode, weights_of
+from headrace.collections.base import split
 from headrace.collections.by_key import ByKey, Found, demand_none_negative, least
 from headrace.kernels.packed import Packed
 from headrace.state.contract import IndexState, StateStore
@@ -40,8 +40,7 @@ class Distinct(ByKey):
 
     def add(self, port: int, keys: Packed, batch: pa.RecordBatch) -> None:
         """See ``ByKey``."""
-        encoded = encode(columns_of(batch), batch.num_rows)
-        self._state.add_many(keys, encoded, weights_of(batch))
+        self._state.add_many(keys, *split(self.schema, batch))
 
     def shown(self, keys: Packed) -> Found:
         """See ``ByKey``."""

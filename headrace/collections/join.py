@@ -132,7 +132,7 @@ class Join(base.Collection):
             # Only the number of rows per key matters, which are all counted as the empty row.
             encoded, incoming_weights = packed.empty(len(keys)), base.weights_of(batch)
         else:
-            encoded, incoming_weights = rows.pack_batch(batch, self._layouts[port])
+            encoded, incoming_weights = base.split(self._inputs_schema[port], batch)
         if self.insert_only and self._inputs_schema[port] and not self._node.watched:
             self._states[port].load(keys, encoded, incoming_weights)
         else:
@@ -204,9 +204,8 @@ class Join(base.Collection):
             return []
         for port, side in self._by_row.items():
             half = self._half(port, passed)
-            encoded = base.encode(base.columns_of(half), half.num_rows)
             _, keys, _ = self._with_keys(port, half)
-            side.pair(keys, encoded, base.weights_of(half))
+            side.pair(keys, *base.split(self._inputs_schema[port], half))
         if self._node.left_only:
             return []
         return [base.under(self.schema, passed)]

@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow as pa
 
 from headrace.collections import plan
-from headrace.collections.base import columns_of, encode, weights_of
+from headrace.collections.base import split, weights_of
 from headrace.collections.by_key import ByKey, Found, demand_none_negative, least
 from headrace.kernels import packed
 from headrace.kernels.buffers import Int64s
@@ -51,8 +51,7 @@ class SetOp(ByKey):
     def add(self, port: int, keys: Packed, batch: pa.RecordBatch) -> None:
         """See ``ByKey``."""
         if port == 0:
-            encoded = encode(columns_of(batch), batch.num_rows)
-            self._left.add_many(keys, encoded, weights_of(batch))
+            self._left.add_many(keys, *split(self.schema, batch))
         else:
             # Only the number of its rows matters, which are all counted as the empty row.
             self._right.add_many(keys, packed.empty(len(keys)), weights_of(batch))
