@@ -21,7 +21,17 @@ from headrace.collections.plan import AggregateSpec
 from headrace.collections.sorting import Sorter
 from headrace.errors import BugError, RowError
 from headrace.expressions.remote import AggregateCall, RemoteEvaluator
-from headrace.kernels import aggregate, buffers, copytext, order, packed, rows, strings, text
+from headrace.kernels import (
+    aggregate,
+    buffers,
+    copytext,
+    order,
+    packed,
+    packed_order,
+    rows,
+    strings,
+    text,
+)
 from headrace.kernels.buffers import Int64s
 from headrace.kernels.packed import Nullable, Packed
 from headrace.state.contract import IndexState, Scanned, StateStore
@@ -251,7 +261,7 @@ class Rows:
             return np.arange(len(at))
         places = packed.fixed(at.astype(">i8"))
         keys = packed.appended(rows.pack_keys(columns, self._oids), found)
-        return packed.sorted_order(packed.appended(places, keys))
+        return packed_order.sorted_order(packed.appended(places, keys))
 
 
 class Asked:

@@ -26,7 +26,7 @@ from headrace.collections.base import (
 from headrace.collections.by_key import demand_none_negative
 from headrace.collections.running_calls import Calls, Carried, Computed
 from headrace.collections.sorting import Sorter
-from headrace.kernels import order, packed, restart_points, rows
+from headrace.kernels import order, packed, packed_order, restart_points, rows
 from headrace.kernels import running as kernel
 from headrace.kernels.buffers import Int64s
 from headrace.kernels.numbering import Numbering, summed
@@ -368,7 +368,7 @@ class RunningPage:
         last = np.where(rest > lines.begins[parts], rest - 1, -1)
         stopped = settled.done[parts] != 0
         last[stopped] = lines.entry[ends[stopped] - 1]
-        behind = packed.compared(read, self.entries.take(last)) > 0
+        behind = packed_order.compared(read, self.entries.take(last)) > 0
         return np.flatnonzero((rest < 0) | ((last >= 0) & ~behind))
 
 
@@ -380,7 +380,7 @@ def _consolidated(
     entries = packed.joined([entries for _, entries, _ in touched])
     both = packed.appended(packed.fixed(numbers.astype(">u4")), entries)
     chosen, weights = summed(both, np.concatenate([weights for _, _, weights in touched]))
-    ascending = packed.sorted_order(both.take(chosen))
+    ascending = packed_order.sorted_order(both.take(chosen))
     chosen = chosen[ascending]
     return numbers[chosen], entries.take(chosen), weights[ascending]
 

@@ -22,7 +22,7 @@ from headrace.collections.by_key import demand_none_negative
 from headrace.collections.running import Running, RunningPage
 from headrace.collections.running_calls import Calls
 from headrace.errors import RowError
-from headrace.kernels import order, packed, restart_points
+from headrace.kernels import order, packed, packed_order, restart_points
 from headrace.kernels import running as kernel
 from headrace.kernels.buffers import Int64s
 from headrace.kernels.packed import Packed
@@ -171,15 +171,15 @@ class RunningRange(Running):
         weights = np.concatenate([weights for _, _, weights in arrived])
         del arrived
         both = packed.appended(keys, entries)
-        ascending = packed.sorted_order(both)
-        firsts = np.flatnonzero(packed.repeated(both, ascending) == 0)
+        ascending = packed_order.sorted_order(both)
+        firsts = np.flatnonzero(packed_order.repeated(both, ascending) == 0)
         sums = np.add.reduceat(weights[ascending], firsts)
         demand_none_negative(sums, self.id)
         chosen = ascending[firsts][sums > 0]
         if not len(chosen):
             return None
         keys = keys.take(chosen)
-        begins = np.flatnonzero(packed.repeated(keys, np.arange(len(keys))) == 0)
+        begins = np.flatnonzero(packed_order.repeated(keys, np.arange(len(keys))) == 0)
         return _Sorted(
             keys.take(begins),
             np.append(begins, len(chosen)),

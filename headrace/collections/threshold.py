@@ -19,7 +19,7 @@ from headrace.collections import base, plan
 from headrace.collections.by_key import demand_none_negative
 from headrace.collections.join import keys_of
 from headrace.errors import BugError
-from headrace.kernels import aggregate, packed, rows
+from headrace.kernels import aggregate, packed, packed_order, rows
 from headrace.kernels.buffers import Int64s
 from headrace.kernels.numbering import Consolidator, Numbering
 from headrace.kernels.packed import Nullable, Packed
@@ -198,7 +198,7 @@ class Threshold(base.Collection):
 
     def _reached(self, entries: Packed, cuts: Nullable) -> Flags:
         """Return whether each entry is at its cut or after it."""
-        reached: Flags = (packed.compared(entries, cuts.packed) >= 0) & (cuts.valid != 0)
+        reached: Flags = (packed_order.compared(entries, cuts.packed) >= 0) & (cuts.valid != 0)
         return reached
 
     def _between(
@@ -225,7 +225,7 @@ class Threshold(base.Collection):
 def _order(left: Nullable, right: Nullable) -> Int64s:
     """Compare cuts; return -1, 0 or 1 per pair."""
     both = (left.valid != 0) & (right.valid != 0)
-    compared = packed.compared(left.packed, right.packed)
+    compared = packed_order.compared(left.packed, right.packed)
     return np.where(both, compared, right.valid.astype(np.int64) - left.valid)
 
 

@@ -38,7 +38,7 @@ from headrace.collections.sorting import Sorter
 from headrace.collections.topk import TopK
 from headrace.errors import BugError
 from headrace.expressions.remote import RemoteEvaluator
-from headrace.kernels import packed
+from headrace.kernels import packed, packed_order
 from headrace.kernels.packed import Packed
 from headrace.population import edges
 from headrace.types import TEXT, Field, Schema, diff_batch
@@ -70,7 +70,7 @@ class Ranges:
 
     def numbers(self, keys: Packed) -> npt.NDArray[np.int32]:
         """Return the number of the range of each row, given by its key (``RowOrder``)."""
-        return packed.bisected(keys, packed.pack(self.splitters))
+        return packed_order.bisected(keys, packed.pack(self.splitters))
 
 
 NONE: Final = Ranges()

@@ -28,7 +28,7 @@ from headrace.collections import plan
 from headrace.collections.base import columns_of, encode, keys_of
 from headrace.collections.plan import PhysicalPlan, SourceSpec
 from headrace.errors import UnsupportedError, UserError
-from headrace.kernels import packed, rows
+from headrace.kernels import packed, packed_order, rows
 from headrace.kernels.buffers import Int64s
 from headrace.kernels.numbering import Numbering
 from headrace.kernels.packed import Packed
@@ -553,7 +553,7 @@ def _marked(count: int, numbers: Int64s) -> Mask:
 def _compared(how: plan.Comparison, left: pa.Array, right: pa.Array, oid: int) -> Mask:
     """Return in which pairs of values of type ``oid`` the comparison is true."""
     sides = [rows.pack_keys([column], [oid]) for column in (left, right)]
-    order = packed.compared(*sides)
+    order = packed_order.compared(*sides)
     found = {"<": order < 0, "<=": order <= 0, ">": order > 0, ">=": order >= 0}[how.operator]
     valid = rows.whole([left, right]).astype(np.bool_)
     mask: Mask = found & valid

@@ -11,7 +11,7 @@ from typing import Final
 import numpy as np
 
 from headrace.errors import BugError
-from headrace.kernels import buffers, packed
+from headrace.kernels import buffers, packed, packed_order
 from headrace.kernels.buffers import Int64s
 from headrace.kernels.packed import Packed
 from headrace.state import layout
@@ -36,8 +36,8 @@ def map_pieces(keys: Packed, values: Packed) -> Pieces:
         BugError: a key occurs twice.
     """
     found = _physical(keys, None)
-    order = packed.sorted_order(found)
-    if packed.repeated(found, order).any():
+    order = packed_order.sorted_order(found)
+    if packed_order.repeated(found, order).any():
         raise twice()
     for part in _parts(order):
         yield found.take(part).strings(), values.take(part).strings()
@@ -50,8 +50,8 @@ def index_pieces(keys: Packed, rows: Packed, weights: Int64s) -> Pieces:
         BugError: a sum is negative.
     """
     found = _physical(keys, rows)
-    order = packed.sorted_order(found)
-    firsts = np.flatnonzero(packed.repeated(found, order) == 0)
+    order = packed_order.sorted_order(found)
+    firsts = np.flatnonzero(packed_order.repeated(found, order) == 0)
     if len(firsts) < len(order):
         weights = np.add.reduceat(weights[order], firsts)
         order = order[firsts]
@@ -69,7 +69,7 @@ def index_pieces(keys: Packed, rows: Packed, weights: Int64s) -> Pieces:
 
 def pieces(keys: list[bytes], values: list[bytes]) -> Pieces:
     """Yield pairs of distinct physical keys, in order."""
-    order = packed.sorted_order(packed.pack(keys))
+    order = packed_order.sorted_order(packed.pack(keys))
     for part in _parts(order):
         numbers = part.tolist()
         yield keygroups.gather(keys, numbers), keygroups.gather(values, numbers)

@@ -21,7 +21,7 @@ from headrace.collections.running_range import (
 )
 from headrace.collections.sorting import Sorter
 from headrace.errors import BugError, RowError
-from headrace.kernels import packed, restart_points
+from headrace.kernels import packed, packed_order, restart_points
 from headrace.state.memory import MemoryStore
 from tests.collections.test_running import CALLS, ROWS, SCHEMA, UP, node
 from tests.disturbed import line
@@ -76,7 +76,7 @@ def divided(spec, given: Counter, parts: int, dice: random.Random) -> list[Count
     both = packed.appended(keys, orders)
     splitters = sorted(dice.choices(both.strings(), k=parts - 1))
     out: list[Counter] = [Counter() for _ in range(parts)]
-    places = packed.bisected(both, packed.pack(splitters)).tolist()
+    places = packed_order.bisected(both, packed.pack(splitters)).tolist()
     for place, (one, weight) in zip(places, given.items(), strict=True):
         out[place][one] = weight
     return out

@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.kernels import packed
+from headrace.kernels import packed, packed_order
 from headrace.kernels.packed import Packed
 
 ALIKE = st.sampled_from([b"", b"\0", b"\0\0\0\0\0\0\0\0", b"\xff" * 7, b"common beginning"])
@@ -89,27 +89,27 @@ def test_a_piece_that_does_not_begin_at_its_buffer_is_joined():
 
 @given(GROUPED)
 def test_the_order_is_that_of_bytes_and_keeps_equal_ones_in_theirs(strings):
-    order = packed.sorted_order(packed.pack(strings)).tolist()
+    order = packed_order.sorted_order(packed.pack(strings)).tolist()
     assert order == sorted(range(len(strings)), key=strings.__getitem__)
 
 
 def test_many_strings_that_begin_alike_are_ordered():
     strings = [b"g" + b"long and common" * (i % 3) + bytes([i % 251]) for i in range(5000)]
-    order = packed.sorted_order(packed.pack(strings)).tolist()
+    order = packed_order.sorted_order(packed.pack(strings)).tolist()
     assert [strings[i] for i in order] == sorted(strings)
 
 
 def test_few_ties_among_many_strings_are_ordered():
     strings = [b"g" + i.to_bytes(8, "big") for i in range(500)]
     strings += [b"g" + bytes(8) + bytes([i]) for i in (3, 1, 2)]
-    order = packed.sorted_order(packed.pack(strings)).tolist()
+    order = packed_order.sorted_order(packed.pack(strings)).tolist()
     assert order == sorted(range(len(strings)), key=strings.__getitem__)
 
 
 @given(GROUPED)
 def test_a_repeated_string_is_seen(strings):
     some = packed.pack(strings + strings[:2])
-    order = packed.sorted_order(some)
+    order = packed_order.sorted_order(some)
     ordered = [some.strings()[i] for i in order.tolist()]
     wanted = [i > 0 and one == ordered[i - 1] for i, one in enumerate(ordered)]
-    assert packed.repeated(some, order).astype(bool).tolist() == wanted
+    assert packed_order.repeated(some, order).astype(bool).tolist() == wanted
