@@ -299,7 +299,9 @@ class Show:
             if not status or status in UNFINISHED:
                 said = made
             elif rows is not None:
-                said = said or f"{rows:,} rows, {made}"
+                # Until create_view returns, its last notice is about the population's progress.
+                how = f", {made}" if made.startswith("filled") else ""
+                said = said or f"{rows:,} rows{how}"
             out.append((view.name, status, said))
         return [*out, *_assertion(conn)]
 

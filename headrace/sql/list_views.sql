@@ -50,7 +50,9 @@ AS $$
                      a.what || format(', for %s', date_trunc('second', clock_timestamp() - a.since)),
                      -- Its rows may be older than its status: a view that runs since has its contents.
                      CASE WHEN f.since > v.since AND f.what <> 'it catches up' THEN 'it is being filled anew: ' || f.what
-                          WHEN f.what IS NOT NULL AND s.cursor = 'catching_up' AND s.lag_ms IS DISTINCT FROM 0
+                          WHEN f.what IS NOT NULL AND s.cursor = 'catching_up'
+                               -- Beyond that, the lag itself has been named above.
+                               AND coalesce(s.lag_ms, 1) BETWEEN 1 AND 1000
                           THEN 'it catches up' END), '') END,
            CASE WHEN n.fresh THEN n.p50_ms END, CASE WHEN n.fresh THEN n.p99_ms END,
            CASE WHEN n.fresh THEN n.rows_per_s ELSE 0 END, n.state_bytes, v.last_error, v.last_error_at, s.cursor
