@@ -161,8 +161,7 @@ class Calendar(base.Collection):
 
     def _enter(self, batch: pa.RecordBatch, values: Values) -> list[pa.RecordBatch]:
         """Return diffs of the input with the values; store the rows."""
-        encoded = base.encode(base.columns_of(batch), batch.num_rows)
-        weights = base.weights_of(batch)
+        encoded, weights = base.split(self._in_schema, batch)
         keys = packed.empty(batch.num_rows)
         if self.insert_only:
             self._rows.load(keys, encoded, weights)

@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 
 from headrace.collections import plan
-from headrace.collections.base import columns_of, encode, weights_of
+from headrace.collections.base import split
 from headrace.collections.by_key import ByKey, Found, demand_none_negative, difference, nothing
 from headrace.collections.sorting import Sorter
 from headrace.errors import BugError
@@ -44,6 +44,7 @@ class Window(ByKey):
             raise BugError("window functions need an evaluator")
         self._node = node
         self._remote = remote
+        self._in_schema = in_schema
         self._in_types = [arrow_type(f.oid) for f in in_schema]
         self._sorter = Sorter(in_schema, node.keys, (), None)
         used = [item.column for item in node.order]
@@ -89,8 +90,7 @@ class Window(ByKey):
 
     def add(self, port: int, keys: Packed, batch: pa.RecordBatch) -> None:
         """See ``ByKey``."""
-        encoded = encode(columns_of(batch), batch.num_rows)
-        self._state.add_many(keys, encoded, weights_of(batch))
+        self._state.add_many(keys, *split(self._in_schema, batch))
 
     def before(self, keys: Packed) -> Found:
         """See ``ByKey``: the state contains the output."""

@@ -24,11 +24,8 @@ from cython.cimports.headrace.kernels.arrow_memory import ArrowArray, Building, 
 from cython.cimports.libc.stdlib import calloc, free, malloc
 from cython.cimports.libc.string import memset
 
-FIXED = cython.declare(cython.int, 0)
 TEXT = cython.declare(cython.int, 1)
 BOOL = cython.declare(cython.int, 2)
-FLOAT4 = cython.declare(cython.int, 3)
-FLOAT8 = cython.declare(cython.int, 4)
 
 KINDS: dict[int, tuple[int, int]] = {
     pa.bool_().id: (2, 1),
@@ -83,9 +80,6 @@ class Layout:
 
     def __dealloc__(self) -> None:
         free(self.kinds)
-
-    def __len__(self) -> int:
-        return self.count
 
     def fits(self, schema: pa.Schema) -> bool:
         """Return whether batches of ``schema`` have these columns; their names do not matter."""

@@ -7,7 +7,7 @@ its bytes.  Rows have equal bytes if a user sees the same row, display scale of 
 
 *Key*: see ``kernels.keys``; ``encode_keys`` is exported here too, where callers look for it.
 
-``_Format`` is the readable reference of rows; compiled, ``row_codec`` does the same.
+``_pack`` and ``_unpack`` are the readable reference of rows; compiled, ``row_codec`` does the same.
 """
 
 from __future__ import annotations
