@@ -13,8 +13,15 @@ cdef struct ArrowArray:  # Arrow's C data interface
     void (*release)(ArrowArray *) noexcept nogil
     void *private_data
 
+cdef enum:  # how a value is stored, see KINDS
+    FIXED = 0
+    TEXT = 1
+    BOOL = 2
+    FLOAT4 = 3
+    FLOAT8 = 4
+
 cdef struct Column:
-    int kind  # how a value is stored, see KINDS
+    int kind
     int width  # bytes of a value; 0 for texts
     long long offset  # of the first row, in bits, for the bitmaps
     const unsigned char *valid  # bitmap; NULL: no row is NULL
@@ -42,3 +49,9 @@ cdef int load(Column *to, object array) except -1
 cdef int load_child(Column *to, ArrowArray *array, int kind, int width) except -1
 cdef int allocate(Building *to, ArrowArray *array, Py_ssize_t rows) except -1
 cdef int allocate_batch(ArrowArray *batch, Py_ssize_t rows, Py_ssize_t columns) except -1
+
+cdef inline int bit(const unsigned char *bitmap, long long at) noexcept nogil:
+    return (bitmap[at >> 3] >> (at & 7)) & 1
+
+cdef inline bint is_null(const Column *column, Py_ssize_t row) noexcept nogil:
+    return column.valid != NULL and not bit(column.valid, column.offset + row)

@@ -20,12 +20,9 @@ from collections.abc import Sequence
 
 import cython
 import pyarrow as pa
-from cython.cimports.headrace.kernels.arrow_memory import ArrowArray, Building, Column
+from cython.cimports.headrace.kernels.arrow_memory import BOOL, TEXT, ArrowArray, Building, Column
 from cython.cimports.libc.stdlib import calloc, free, malloc
 from cython.cimports.libc.string import memset
-
-TEXT = cython.declare(cython.int, 1)
-BOOL = cython.declare(cython.int, 2)
 
 KINDS: dict[int, tuple[int, int]] = {
     pa.bool_().id: (2, 1),

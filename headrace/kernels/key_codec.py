@@ -15,7 +15,16 @@ from collections.abc import Sequence
 import cython
 import numpy as np
 import pyarrow as pa
-from cython.cimports.headrace.kernels.arrow_memory import Column, load
+from cython.cimports.headrace.kernels.arrow_memory import (
+    BOOL,
+    FLOAT4,
+    FLOAT8,
+    TEXT,
+    Column,
+    bit,
+    is_null,
+    load,
+)
 from cython.cimports.headrace.kernels.key_codec import KeyColumn
 from cython.cimports.headrace.kernels.pointers import bytes_of, longs_of, new_bytes, new_longs
 from cython.cimports.libc.stdlib import free, malloc
@@ -25,8 +34,8 @@ from headrace.kernels.buffers import Bytes, Int64s
 from headrace.kernels.packed import Packed
 
 NUMBER = cython.declare(cython.int, 0)
-BOOL = cython.declare(cython.int, 1)
-TEXT = cython.declare(cython.int, 2)
+FLAG = cython.declare(cython.int, 1)
+ESCAPED = cython.declare(cython.int, 2)
 PADDED = cython.declare(cython.int, 3)
 READY = cython.declare(cython.int, 4)
 _SIGN = cython.declare(cython.ulonglong, 0x8000000000000000)
@@ -60,10 +69,10 @@ def pack(
                 cells[c].form = READY
                 cells[c].content = bytes_of(ready[0])
                 cells[c].starts = longs_of(ready[1])
-            elif cells[c].column.kind == 1:
-                cells[c].form = PADDED if padded[c] else TEXT
+            elif cells[c].column.kind == TEXT:
+                cells[c].form = PADDED if padded[c] else ESCAPED
             else:
-                cells[c].form = BOOL if cells[c].column.kind == 2 else NUMBER
+                cells[c].form = FLAG if cells[c].column.kind == BOOL else NUMBER
         bounds = np.empty(rows + 1, np.int64)
         limits: cython.p_longlong = new_longs(bounds)
         size: cython.longlong
@@ -82,17 +91,6 @@ def pack(
         return Packed(data, bounds)
     finally:
         free(cells)
-
-
-@cython.cfunc
-@cython.inline
-@cython.nogil
-@cython.exceptval(check=False)
-def _is_null(column: cython.pointer[Column], row: cython.Py_ssize_t) -> cython.bint:
-    if column.valid == cython.NULL:
-        return False
-    at: cython.longlong = column.offset + row
-    return not (column.valid[at >> 3] >> (at & 7)) & 1
 
 
 @cython.cfunc
@@ -129,11 +127,11 @@ def _measure(
         for c in range(count):
             cell = cells + c
             total += 1
-            if _is_null(cython.address(cell.column), i):
+            if is_null(cython.address(cell.column), i):
                 continue
             if cell.form == NUMBER:
                 total += 8
-            elif cell.form == BOOL:
+            elif cell.form == FLAG:
                 total += 1
             elif cell.form == READY:
                 total += cell.starts[i + 1] - cell.starts[i]
@@ -160,13 +158,12 @@ def _fill(
     k: cython.int
     size: cython.longlong
     bits: cython.ulonglong
-    at: cython.longlong
     byte: cython.uchar
     cell: cython.pointer[KeyColumn]
     for i in range(rows):
         for c in range(count):
             cell = cells + c
-            if _is_null(cython.address(cell.column), i):
+            if is_null(cython.address(cell.column), i):
                 p[0] = 1
                 p += 1
                 continue
@@ -177,9 +174,8 @@ def _fill(
                 for k in range(8):
                     p[k] = (bits >> (56 - 8 * k)) & 255
                 p += 8
-            elif cell.form == BOOL:
-                at = cell.column.offset + i
-                p[0] = (cell.column.values[at >> 3] >> (at & 7)) & 1
+            elif cell.form == FLAG:
+                p[0] = bit(cell.column.values, cell.column.offset + i)
                 p += 1
             elif cell.form == READY:
                 size = cell.starts[i + 1] - cell.starts[i]
@@ -210,8 +206,8 @@ def _number(column: cython.pointer[Column], row: cython.Py_ssize_t) -> cython.ul
     wide = cython.declare(cython.double)
     half = cython.declare(cython.short)
     whole = cython.declare(cython.int)
-    if column.kind >= 3:
-        if column.kind == 3:
+    if column.kind == FLOAT4 or column.kind == FLOAT8:
+        if column.kind == FLOAT4:
             memcpy(cython.address(narrow), column.values + 4 * row, 4)
             wide = narrow
         else:

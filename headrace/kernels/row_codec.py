@@ -16,12 +16,19 @@ import cython
 import numpy as np
 import pyarrow as pa
 from cython.cimports.headrace.kernels.arrow_memory import (
+    BOOL,
+    FIXED,
+    FLOAT4,
+    FLOAT8,
+    TEXT,
     ArrowArray,
     Building,
     Column,
     Layout,
     allocate,
     allocate_batch,
+    bit,
+    is_null,
     load,
     load_child,
 )
@@ -31,10 +38,6 @@ from cython.cimports.libc.string import memcpy, memset
 from headrace.kernels.buffers import Int64s
 from headrace.kernels.packed import Packed
 
-TEXT = cython.declare(cython.int, 1)
-BOOL = cython.declare(cython.int, 2)
-FLOAT4 = cython.declare(cython.int, 3)
-FLOAT8 = cython.declare(cython.int, 4)
 NAN4 = cython.declare(cython.uint, 0x7FC00000)
 NAN8 = cython.declare(cython.ulonglong, 0x7FF8000000000000)
 TEXT_MAX = cython.declare(cython.longlong, 2147483647)
@@ -66,7 +69,7 @@ def pack_batch(batch: pa.RecordBatch, layout: Layout) -> tuple[Packed, Int64s]:
         try:
             for i in range(count):
                 load_child(cells + i, array.children[i], layout.kinds[i], layout.widths[i])
-            load_child(cells + count, array.children[count], 0, 8)
+            load_child(cells + count, array.children[count], FIXED, 8)
             rows: cython.Py_ssize_t = array.length
             weights = np.empty(rows, np.int64)
             if rows:
@@ -136,7 +139,7 @@ def unpack_parts(
                 raise ValueError("rows and weights differ in number")
             _build(rows, layout, order, batch.children + count)
             count += layout.count
-        building.kind, building.width, building.nulls = 0, 8, 0
+        building.kind, building.width, building.nulls = FIXED, 8, 0
         allocate(cython.address(building), batch.children[count], n)
         if n:
             memcpy(building.values, cython.address(numbers[0]), 8 * n)
@@ -191,14 +194,6 @@ def _packed(
 
 
 @cython.cfunc
-@cython.inline
-@cython.nogil
-@cython.exceptval(check=False)
-def _bit(bitmap: cython.p_const_uchar, at: cython.longlong) -> cython.int:
-    return (bitmap[at >> 3] >> (at & 7)) & 1
-
-
-@cython.cfunc
 @cython.nogil
 @cython.exceptval(check=False)
 def _measure(
@@ -223,9 +218,9 @@ def _measure(
         total += same
         for c in range(count):
             cell = cells + c
+            if is_null(cell, i):
+                continue
             if cell.valid != cython.NULL:
-                if not _bit(cell.valid, cell.offset + i):
-                    continue
                 total += cell.width
             if cell.kind == TEXT:
                 length = cell.offsets[i + 1] - cell.offsets[i]
@@ -261,7 +256,7 @@ def _fill(
         p: cython.p_uchar = head + bitmap
         for c in range(count):
             cell = cells + c
-            if cell.valid != cython.NULL and not _bit(cell.valid, cell.offset + i):
+            if is_null(cell, i):
                 head[c >> 3] |= 1 << (c & 7)
             elif cell.kind == TEXT:
                 length = cell.offsets[i + 1] - cell.offsets[i]
@@ -276,7 +271,7 @@ def _fill(
                     memcpy(p, cell.values + cell.offsets[i], length)
                 p += length
             elif cell.kind == BOOL:
-                p[0] = _bit(cell.values, cell.offset + i)
+                p[0] = bit(cell.values, cell.offset + i)
                 p += 1
             elif cell.width == 8:
                 memcpy(p, cell.values + 8 * i, 8)

@@ -12,7 +12,13 @@ from typing import Any
 import cython
 import pyarrow as pa
 from cython.cimports.cpython.unicode import PyUnicode_AsUTF8AndSize
-from cython.cimports.headrace.kernels.arrow_memory import ArrowArray, Building, allocate
+from cython.cimports.headrace.kernels.arrow_memory import (
+    FIXED,
+    TEXT,
+    ArrowArray,
+    Building,
+    allocate,
+)
 from cython.cimports.libc.string import memcpy
 
 _INT8 = pa.int64().id
@@ -38,9 +44,9 @@ def make(values: list[Any], kind: pa.DataType) -> pa.Array:
     real: cython.double
     size = cython.declare(cython.Py_ssize_t)
     content: cython.p_const_char
-    building.kind, building.width, building.nulls, building.size = 0, 8, 0, 0
+    building.kind, building.width, building.nulls, building.size = FIXED, 8, 0, 0
     if number == _TEXT:
-        building.kind, building.width = 1, 0
+        building.kind, building.width = TEXT, 0
     for i in range(count):
         if values[i] is None:
             building.nulls += 1
