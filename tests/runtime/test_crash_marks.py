@@ -21,8 +21,13 @@ def test_only_the_present_piece_of_work_is_marked(tmp_path):
 def test_an_error_that_may_end_the_process_leaves_its_mark(tmp_path):
     path = tmp_path / "marks"
     marks = Marks(path, outlived=(ValueError,))
-    for error, left in ((ValueError, []), (KeyError, [(5, 9)])):
-        with pytest.raises(error), marks.in_turn() as mark:
+
+    def fail(error: type[Exception]) -> None:
+        with marks.in_turn() as mark:
             mark(5, 9)
             raise error
+
+    for error, left in ((ValueError, []), (KeyError, [(5, 9)])):
+        with pytest.raises(error):
+            fail(error)
         assert Marks(path).left == left
