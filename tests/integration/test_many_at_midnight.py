@@ -14,7 +14,7 @@ import psycopg
 import pytest
 
 from tests.compared import multiset
-from tests.integration.test_calendar import Midnight, midnight, passed
+from tests.integration.test_calendar import Midnight, day_ends, midnight
 from tests.waiting import at_any_moment, wait_until
 
 pytestmark = pytest.mark.engine_with(HEADRACE_CLOCK_INTERVAL_MS="100")
@@ -113,7 +113,7 @@ def test_each_view_takes_midnight_before_what_is_committed_after_it(engine, sour
             conn.execute("CALL headrace.wait_for(%s)", (name,))
         before = contents(source)
         conn.execute("CALL headrace.pause_view('day0')")
-        wait_until(lambda: passed(source, soon), "the day ends")
+        day_ends(source, soon)
         then = at_midnight(source, soon)
         assert then != before
         for i in range(20):
@@ -135,7 +135,7 @@ def test_killed_amid_the_parts(seed, engine, source):
     soon = before_midnight(engine, source)
     source.execute("CALL headrace.wait_for('two')")
     before = contents(source)
-    wait_until(lambda: passed(source, soon), "the day ends")
+    day_ends(source, soon)
     then = at_midnight(source, soon)
     source.execute("UPDATE dues SET k = k + 1 WHERE id = 1")
     if seed:

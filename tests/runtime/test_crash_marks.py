@@ -1,4 +1,4 @@
-"""Marks of work in turn: what the next process finds after a death at any moment."""
+"""Crash marks of work in turn, as the next process reads them after a death at any moment."""
 
 from __future__ import annotations
 
