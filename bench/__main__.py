@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import structlog
 
 from bench.altering import Altering
+from bench.beyond_memory import BeyondMemory
 from bench.cdc import Cdc
 from bench.checkpoint import Checkpoint
 from bench.costs import Costs
@@ -51,6 +52,7 @@ SCENARIOS: dict[str, type[Scenario]] = {
     s.name: s
     for s in (
         Altering,
+        BeyondMemory,
         Cdc,
         Checkpoint,
         Costs,

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -119,7 +119,9 @@ class Described:
         self._columns.describe(found)
         return {}
 
-    def numbered(self, changes: Changes, xid: int, read: Collection[int] | None) -> pa.RecordBatch:
+    def numbered(
+        self, changes: Changes, xid: int, read: Mapping[int, int] | None
+    ) -> pa.RecordBatch:
         """Assign column numbers as ``runtime.columns.Columns`` does."""
         return self._columns.numbered(changes, xid, read)
 

@@ -7,7 +7,13 @@ from __future__ import annotations
 
 import cython
 
+from headrace.kernels import buffers
 from headrace.types import DATE, TIME, TIMESTAMP, TIMESTAMPTZ
+
+if cython.compiled:
+    from cython.cimports.headrace.kernels.pointers import bytes_of, ints_of, new_longs
+else:
+    bytes_of = ints_of = new_longs = buffers.view
 
 # Declared, because Cython treats a literal of more than 32 bits as a Python object.
 _GREATEST = cython.declare(cython.longlong, 9223372036854775807)
@@ -20,32 +26,52 @@ KINDS = {DATE: 0, TIMESTAMP: 1, TIMESTAMPTZ: 2, TIME: 3}
 
 
 def parse(
-    data: cython.const_uchar[::1],
-    offsets: cython.const_int[::1],
-    valid: cython.const_uchar[::1],
-    out: cython.longlong[::1],
+    content: buffers.Bytes,
+    limits: buffers.Offsets,
+    there: buffers.Bytes,
+    values: buffers.Int64s,
     kind: cython.int,
 ) -> bool:
     """Parse all rows; return whether each is well formed.  ``kind`` as in ``KINDS``."""
     i: cython.Py_ssize_t
-    n: cython.Py_ssize_t = len(out)
+    n: cython.Py_ssize_t = len(values)
+    data: cython.p_const_uchar = bytes_of(content)
+    offsets: cython.p_int = ints_of(limits)
+    valid: cython.p_const_uchar = bytes_of(there)
+    out: cython.p_longlong = new_longs(values)
     for i in range(n):
-        if not valid[i]:
-            continue
-        if kind == 3:
-            value: cython.longlong = _read_time(data, offsets[i], offsets[i + 1])
-        else:
-            value = _read_timestamp(data, offsets[i], offsets[i + 1], kind)
-        if value == _BAD:
+        if valid[i] and not read(data, offsets[i], offsets[i + 1], kind, out, i):
             return False
-        out[i] = value
     return True
 
 
 @cython.cfunc
+@cython.nogil
+@cython.exceptval(check=False)
+def read(
+    data: cython.p_const_uchar,
+    p: cython.Py_ssize_t,
+    end: cython.Py_ssize_t,
+    kind: cython.int,
+    out: cython.p_longlong,
+    i: cython.Py_ssize_t,
+) -> cython.bint:
+    """Set ``out[i]`` to the value between ``p`` and ``end``; return whether it is well formed."""
+    if kind == 3:
+        value: cython.longlong = _read_time(data, p, end)
+    else:
+        value = _read_timestamp(data, p, end, kind)
+    if value == _BAD:
+        return False
+    out[i] = value
+    return True
+
+
+@cython.cfunc
+@cython.nogil
 @cython.inline
 @cython.exceptval(check=False)
-def _two(data: cython.const_uchar[::1], p: cython.Py_ssize_t) -> cython.int:
+def _two(data: cython.p_const_uchar, p: cython.Py_ssize_t) -> cython.int:
     """Read the two digits at ``p``; -1 if malformed.  REQUIRES: both bytes exist."""
     a: cython.int = data[p] - 48
     b: cython.int = data[p + 1] - 48
@@ -55,9 +81,10 @@ def _two(data: cython.const_uchar[::1], p: cython.Py_ssize_t) -> cython.int:
 
 
 @cython.cfunc
+@cython.nogil
 @cython.exceptval(check=False)
 def _read_time(
-    data: cython.const_uchar[::1], p: cython.Py_ssize_t, end: cython.Py_ssize_t
+    data: cython.p_const_uchar, p: cython.Py_ssize_t, end: cython.Py_ssize_t
 ) -> cython.longlong:
     """Read ``HH:MM:SS[.f{1,6}]`` as microseconds; ``_BAD`` if malformed."""
     if end - p < 8 or data[p + 2] != 58 or data[p + 5] != 58:
@@ -88,9 +115,10 @@ def _read_time(
 
 
 @cython.cfunc
+@cython.nogil
 @cython.exceptval(check=False)
 def _read_infinity(
-    data: cython.const_uchar[::1], p: cython.Py_ssize_t, end: cython.Py_ssize_t, kind: cython.int
+    data: cython.p_const_uchar, p: cython.Py_ssize_t, end: cython.Py_ssize_t, kind: cython.int
 ) -> cython.longlong:
     """Read ``infinity`` or ``-infinity`` at ``p``; ``_BAD`` otherwise."""
     length: cython.Py_ssize_t = end - p
@@ -103,9 +131,10 @@ def _read_infinity(
 
 
 @cython.cfunc
+@cython.nogil
 @cython.exceptval(check=False)
 def _read_timestamp(
-    data: cython.const_uchar[::1], p: cython.Py_ssize_t, end: cython.Py_ssize_t, kind: cython.int
+    data: cython.p_const_uchar, p: cython.Py_ssize_t, end: cython.Py_ssize_t, kind: cython.int
 ) -> cython.longlong:
     """Read a date as days or a timestamp as microseconds; ``_BAD`` if malformed."""
     if end - p < 8:
@@ -152,6 +181,7 @@ def _read_timestamp(
 
 
 @cython.cfunc
+@cython.nogil
 @cython.exceptval(check=False)
 def _month_days(year: cython.longlong, month: cython.int) -> cython.int:
     if month == 2:
@@ -164,6 +194,7 @@ def _month_days(year: cython.longlong, month: cython.int) -> cython.int:
 
 
 @cython.cfunc
+@cython.nogil
 @cython.exceptval(check=False)
 def _days(year: cython.longlong, month: cython.int, day: cython.int) -> cython.longlong:
     """Return the days from 2000-01-01 to a proleptic Gregorian date.

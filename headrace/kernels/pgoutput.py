@@ -24,9 +24,23 @@ import numpy as np
 import pyarrow as pa
 
 from headrace.errors import ContinuityLost
-from headrace.kernels import buffers
+from headrace.kernels import buffers, text
 from headrace.kernels.cells import Cells
 from headrace.kernels.source import DELETE, INSERT, TRUNCATE, UPDATE
+from headrace.types import UNKNOWN
+
+if cython.compiled:
+    from cython.cimports.headrace.kernels.pointers import (
+        bytes_of,
+        longs_of,
+        new_bytes,
+        new_ints,
+        new_longs,
+    )
+
+    from headrace.kernels import change_codec
+else:
+    bytes_of = longs_of = new_bytes = new_ints = new_longs = buffers.view
 
 _CHUNK_BYTES_MAX: Final = 512 * 1024 * 1024
 """Maximum raw bytes decoded into one batch, so that text columns fit 32-bit offsets."""
@@ -125,17 +139,30 @@ class Changes:
 
     @functools.cached_property
     def batch(self) -> pa.RecordBatch:
-        """Change batch of all columns."""
-        return self.select([(c.name, at) for at, c in enumerate(self.relation.columns)])
+        """Change batch of all columns, as text."""
+        names = (column.name for column in self.relation.columns)
+        return self.select(tuple((name, at, UNKNOWN) for at, name in enumerate(names)))
 
-    def select(self, columns: Sequence[tuple[str, int]]) -> pa.RecordBatch:
-        """Return a change batch of ``columns``: (name in the batch, position in the relation)."""
+    def select(self, columns: tuple[tuple[str, int, int], ...]) -> pa.RecordBatch:
+        """Return a change batch of ``columns``.
+
+        Each is its name in the batch, its position in the relation, and the type OID of its values;
+        UNKNOWN leaves them texts.  A column with a text that its type does not print is left as
+        text, too; its reader raises the error.
+        """
+        width = len(self.relation.columns)
+        if cython.compiled:
+            return change_codec.select(self._found, width, columns)
         found = self._found
         names = ["__op", "__lsn", "__old"]
         arrays = [pa.array(found.ops), pa.array(found.lsns), pa.array(found.olds)]
-        for name, index in columns:
+        for name, index, oid in columns:
             names += [f"n:{name}", f"o:{name}"]
-            arrays += [found.column(index), found.column(len(self.relation.columns) + index)]
+            texts = [found.column(index), found.column(width + index)]
+            try:
+                arrays += [text.parse(values, oid) for values in texts]
+            except ValueError:
+                arrays += texts
             if found.there[index] & 2:
                 names.append(f"u:{name}")
                 arrays.append(found.unchanged(index))
@@ -289,11 +316,11 @@ class Decoder:
         if message.startswith(_REQUEST, _MESSAGE.size):
             start = _MESSAGE.size + len(_REQUEST)
             (size,) = _LENGTH.unpack_from(message, start)
-            text = message[start + _LENGTH.size :]
-            if len(text) != size:
+            name = message[start + _LENGTH.size :]
+            if len(name) != size:
                 raise _malformed()
             # The text may be of any encoding, and the user's own transaction has written it.
-            shown = text.decode(errors="replace").replace("\0", "")
+            shown = name.decode(errors="replace").replace("\0", "")
             events.append(RequestNamed(shown[:_REQUEST_CHARS_MAX]))
 
     def _truncate(self, message: bytes) -> None:
@@ -309,27 +336,63 @@ class Decoder:
         messages, starts, lsns = pending.take()
         if not messages:
             return []
-        bounds = buffers.bounds(np.fromiter(map(len, messages), np.int64, len(messages)))
-        self.pending_rows -= len(messages)
-        self.pending_bytes -= int(bounds[len(messages)])
-        edges = np.array([*starts, len(messages)], np.int64)
-        runs = edges[1:] - edges[: len(starts)]
-        row_lsns = np.repeat(np.array(lsns, np.int64), runs)
+        bounds, row_lsns, olds = _rows(messages, starts, lsns)
+        count, size = len(messages), int(bounds[len(messages)])
+        self.pending_rows -= count
+        self.pending_bytes -= size
+        width = len(pending.relation.columns)
         out = []
         first = 0
-        while first < len(messages):
-            limit = bounds[first] + _CHUNK_BYTES_MAX
-            last = int(np.searchsorted(bounds, limit, side="right")) - 1
-            last = max(first + 1, min(last, len(messages)))
+        while first < count:
+            last = count
+            if size > _CHUNK_BYTES_MAX:
+                limit = bounds[first] + _CHUNK_BYTES_MAX
+                last = int(np.searchsorted(bounds, limit, side="right")) - 1
+                last = max(first + 1, min(last, count))
             found = _find(
                 b"".join(messages[first:last]),
-                bounds[first : last + 1] - bounds[first],
+                bounds[first : last + 1] - bounds[first] if first else bounds[: last + 1],
                 row_lsns[first:last],
-                len(pending.relation.columns),
+                width,
+                olds,
             )
             out.append(Changes(pending.relation, found))
             first = last
         return out
+
+
+@cython.cfunc
+def _rows(
+    messages: list[bytes], starts: list[int], lsns: list[int]
+) -> tuple[buffers.Int64s, buffers.Int64s, bool]:
+    """Return the bounds of messages, the LSN of each, and whether one may have an old row.
+
+    ``starts``, ``lsns``: as in ``_Pending``.
+    """
+    i: cython.Py_ssize_t
+    message: bytes
+    n: cython.Py_ssize_t = len(messages)
+    bounds = np.empty(n + 1, np.int64)
+    row_lsns = np.empty(n, np.int64)
+    limits: cython.p_longlong = new_longs(bounds)
+    of_rows: cython.p_longlong = new_longs(row_lsns)
+    total: cython.longlong = 0
+    olds: cython.bint = False
+    run: cython.Py_ssize_t = -1
+    following: cython.Py_ssize_t = 0
+    lsn: cython.longlong = 0
+    for i in range(n):
+        message = messages[i]
+        if i == following:
+            run += 1
+            lsn = lsns[run]
+            following = starts[run + 1] if run + 1 < len(starts) else n
+        limits[i] = total
+        of_rows[i] = lsn
+        total += len(message)
+        olds = olds or message[0] != 73  # inserts have none
+    limits[n] = total
+    return bounds, row_lsns, olds
 
 
 def _malformed() -> ContinuityLost:
@@ -390,38 +453,46 @@ def _read_name(message: bytes, at: int) -> tuple[str, int]:
     return message[at:end].decode(), end + 1
 
 
-def _find(joined: bytes, bounds: buffers.Int64s, lsns: buffers.Int64s, width: int) -> Cells:
-    """Find the values of the row messages between ``bounds``, with ``width`` columns each."""
-    n = len(lsns)
+def _find(
+    joined: bytes, bounds: buffers.Int64s, lsns: buffers.Int64s, width: int, olds: bool
+) -> Cells:
+    """Find the values of the row messages between ``bounds``, with ``width`` columns each.
+
+    ``olds``: whether a row may have old values.
+    """
+    n: cython.Py_ssize_t = len(lsns)
     source = np.frombuffer(joined, np.uint8)
-    kinds = source[bounds[:n]]
-    found = Cells(source, lsns, width, bool((kinds != 73).any()))  # inserts have no old tuple
+    found = Cells(source, lsns, width, olds)
+    sizes: cython.p_int = new_ints(found.sizes)
     outcome = _scan(
-        buffers.view(source),
-        buffers.view(bounds),
-        buffers.view(found.ops),
-        buffers.view(found.olds),
-        buffers.view(found.places),
-        buffers.view(found.sizes),
+        bytes_of(source),
+        longs_of(bounds),
+        n,
+        new_bytes(found.ops),
+        new_bytes(found.olds),
+        new_longs(found.places),
+        sizes,
         width,
     )
     if outcome == -2:
         raise ContinuityLost("the replication stream has binary values")
     if outcome < 0:
         raise _malformed()
-    _mark(buffers.view(found.sizes), memoryview(found.there), n)
+    if n:
+        _mark(sizes, len(found.sizes) // n, new_bytes(found.there), n)
     return found
 
 
 @cython.cfunc
 @cython.exceptval(check=False)
 def _scan(
-    data: cython.const_uchar[::1],
-    bounds: cython.const_longlong[::1],
-    ops: cython.schar[::1],
-    olds: cython.schar[::1],
-    places: cython.longlong[::1],
-    sizes: cython.int[::1],
+    data: cython.p_const_uchar,
+    bounds: cython.p_longlong,
+    n: cython.Py_ssize_t,
+    ops: cython.p_uchar,
+    olds: cython.p_uchar,
+    places: cython.p_longlong,
+    sizes: cython.p_int,
     width: cython.Py_ssize_t,
 ) -> cython.int:
     """Find every value of every message: ``places`` and ``sizes`` by column, then row.
@@ -431,12 +502,11 @@ def _scan(
     reads outside a message.
     """
     i: cython.Py_ssize_t
-    n: cython.Py_ssize_t = len(ops)
     old_at: cython.Py_ssize_t = width * n
-    insert: cython.schar = INSERT
-    update: cython.schar = UPDATE
-    delete: cython.schar = DELETE
-    truncate: cython.schar = TRUNCATE
+    insert: cython.uchar = INSERT
+    update: cython.uchar = UPDATE
+    delete: cython.uchar = DELETE
+    truncate: cython.uchar = TRUNCATE
     for i in range(n):
         p: cython.Py_ssize_t = bounds[i]
         end: cython.Py_ssize_t = bounds[i + 1]
@@ -469,11 +539,11 @@ def _scan(
 @cython.cfunc
 @cython.exceptval(check=False)
 def _tuple(
-    data: cython.const_uchar[::1],
+    data: cython.p_const_uchar,
     p: cython.Py_ssize_t,
     end: cython.Py_ssize_t,
-    places: cython.longlong[::1],
-    sizes: cython.int[::1],
+    places: cython.p_longlong,
+    sizes: cython.p_int,
     at: cython.Py_ssize_t,
     step: cython.Py_ssize_t,
     width: cython.Py_ssize_t,
@@ -518,12 +588,12 @@ def _tuple(
 @cython.cfunc
 @cython.exceptval(check=False)
 def _mark(
-    sizes: cython.const_int[::1], found: cython.uchar[::1], n: cython.Py_ssize_t
+    sizes: cython.p_int, columns: cython.Py_ssize_t, found: cython.p_uchar, n: cython.Py_ssize_t
 ) -> cython.void:
     """Set flags by column of ``sizes``: 1 if it has a value, plus 2 if an unchanged one."""
     i: cython.Py_ssize_t
     column: cython.Py_ssize_t
-    for column in range(len(sizes) // n):
+    for column in range(columns):
         for i in range(column * n, column * n + n):
             if sizes[i] >= 0:
                 found[column] |= 1

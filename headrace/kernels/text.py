@@ -29,7 +29,7 @@ _STRING = pa.string().id
 _DATE_WIDTH = 16
 _STAMP_WIDTH = 40
 _TIME_WIDTH = 16
-_RANGES = {
+RANGES = {
     INT2: (-(2**15), 2**15 - 1),
     INT4: (-(2**31), 2**31 - 1),
     INT8: (-(2**63), 2**63 - 1),
@@ -59,15 +59,13 @@ def parse(column: pa.StringArray, oid: int) -> pa.Array:
     out = np.zeros(n, np.uint8 if oid == BOOL else np.int64)
     if oid == BOOL:
         good = _parse_bools(bytes_of(content), ints_of(limits), bytes_of(valid), n, new_bytes(out))
-    elif oid in _RANGES:
-        low, high = _RANGES[oid]
+    elif oid in RANGES:
+        low, high = RANGES[oid]
         good = _parse_ints(
             bytes_of(content), ints_of(limits), bytes_of(valid), n, new_longs(out), low, high
         )
     else:
-        kind = datetimes.KINDS[oid]
-        data, offsets = buffers.view(content), buffers.view(limits)
-        good = datetimes.parse(data, offsets, buffers.view(valid), buffers.view(out), kind)
+        good = datetimes.parse(content, limits, valid, out, datetimes.KINDS[oid])
     if not good:
         raise ValueError(_malformed(oid))
     return buffers.make_fixed(out, valid, target)
@@ -83,7 +81,7 @@ def render(column: pa.Array, oid: int) -> pa.StringArray:
         raise TypeError(message)
     if oid == BOOL:
         return pc.if_else(column, "t", "f")
-    if oid in _RANGES:
+    if oid in RANGES:
         return pc.cast(column, pa.string())
     if oid in (FLOAT4, FLOAT8):
         return _render_floats(column)
@@ -164,27 +162,41 @@ def _parse_ints(
 ) -> cython.bint:
     i: cython.Py_ssize_t
     for i in range(n):
-        if not valid[i]:
-            continue
-        p: cython.Py_ssize_t = offsets[i]
-        end: cython.Py_ssize_t = offsets[i + 1]
-        negative: cython.bint = p < end and data[p] == 45
-        if negative:
-            p += 1
-        if p == end or end - p > 19:
+        if valid[i] and not read_int(data, offsets[i], offsets[i + 1], low, high, out, i):
             return False
-        value: cython.longlong = 0  # negated, since the least int64 has no positive counterpart
-        while p < end:
-            digit: cython.int = data[p] - 48
-            if digit < 0 or digit > 9:
-                return False
-            if value < _TENTH or (value == _TENTH and digit > (8 if negative else 7)):
-                return False
-            value = value * 10 - digit
-            p += 1
-        if not negative:
-            value = -value
-        if value < low or value > high:
+    return True
+
+
+@cython.cfunc
+@cython.nogil
+@cython.exceptval(check=False)
+def read_int(
+    data: cython.p_const_uchar,
+    p: cython.Py_ssize_t,
+    end: cython.Py_ssize_t,
+    low: cython.longlong,
+    high: cython.longlong,
+    out: cython.p_longlong,
+    i: cython.Py_ssize_t,
+) -> cython.bint:
+    """Set ``out[i]`` to the integer between ``p`` and ``end``; return whether it is well formed."""
+    negative: cython.bint = p < end and data[p] == 45
+    if negative:
+        p += 1
+    if p == end or end - p > 19:
+        return False
+    value: cython.longlong = 0  # negated, since the least int64 has no positive counterpart
+    while p < end:
+        digit: cython.int = data[p] - 48
+        if digit < 0 or digit > 9:
             return False
-        out[i] = value
+        if value < _TENTH or (value == _TENTH and digit > (8 if negative else 7)):
+            return False
+        value = value * 10 - digit
+        p += 1
+    if not negative:
+        value = -value
+    if value < low or value > high:
+        return False
+    out[i] = value
     return True

@@ -6,11 +6,8 @@ A description is valid until the table's next one on the same connection, for an
 
 from __future__ import annotations
 
-import contextlib
-import functools
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final
 
 import numpy as np
 import pyarrow as pa
@@ -18,13 +15,10 @@ import pyarrow.compute as pc
 
 from headrace.collections.plan import PhysicalPlan
 from headrace.errors import BugError
-from headrace.kernels import source, text
+from headrace.kernels import source
 from headrace.kernels.pgoutput import Changes, Relation
 from headrace.postgres.numbering import Observation, number
 from headrace.types import UNKNOWN
-
-_HEAD: Final = 3
-"""Columns before those of the table: ``__op``, ``__lsn``, ``__old``."""
 
 Types = Mapping[int, Mapping[int, int]]
 """Type OIDs, by table OID and column number."""
@@ -41,6 +35,17 @@ class ReadColumns(dict[int, int]):
         """The sets of columns (numbers) by which the views identify its rows."""
 
 
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """The columns that views read of a relation as it is described."""
+
+    read: Mapping[int, int] | None
+    columns: tuple[tuple[str, int, int], ...]
+    """As in ``Changes.select``."""
+    key: frozenset[int] | None
+    """Columns whose old values every update must have; None: as the stream has them."""
+
+
 @dataclass(slots=True)
 class Description:
     """A Relation message, and the XID of the transaction in which it came."""
@@ -49,6 +54,8 @@ class Description:
     relation: Relation
     numbers: dict[str, int] = field(default_factory=dict)
     """Column numbers by name, as far as they are known."""
+    asked: Asked | None = None
+    """The columns that were read of the last batch."""
 
 
 def types_of(plans: Iterable[PhysicalPlan]) -> Types:
@@ -62,35 +69,6 @@ def types_of(plans: Iterable[PhysicalPlan]) -> Types:
             known = table.setdefault(column.attnum, column.oid)
             if known != column.oid:
                 table[column.attnum] = UNKNOWN
-    return out
-
-
-def typed(batch: pa.RecordBatch, types: Mapping[int, int]) -> pa.RecordBatch:
-    """Return a change batch with parsed values in place of texts, for all readers.
-
-    A column with a text that its type does not print is left unchanged; its reader raises the
-    error.
-    """
-    names = batch.schema.names
-    arrays = batch.columns
-    for attnum, where in _places(tuple(names)).items():
-        if types.get(attnum, UNKNOWN) == UNKNOWN:
-            continue
-        with contextlib.suppress(ValueError):
-            made = [text.parse(arrays[place], types[attnum]) for place in where]
-            for place, values in zip(where, made, strict=True):
-                arrays[place] = values
-    return pa.RecordBatch.from_arrays(arrays, names)
-
-
-@functools.lru_cache(maxsize=4096)
-def _places(names: tuple[str, ...]) -> Mapping[int, Sequence[int]]:
-    """Return the positions of each column's values in a change batch, by column number."""
-    out: dict[int, list[int]] = {}
-    for place, name in enumerate(names[_HEAD:], _HEAD):
-        kind, _, attnum = name.partition(":")
-        if kind != "u":
-            out.setdefault(int(attnum), []).append(place)
     return out
 
 
@@ -128,28 +106,23 @@ class Columns:
             self._known.setdefault(description.relation.oid, []).append(description)
 
     def numbered(
-        self, changes: Changes, xid: int, read: Collection[int] | None = None
+        self, changes: Changes, xid: int, read: Mapping[int, int] | None = None
     ) -> pa.RecordBatch:
         """Return a change batch with columns ``n:<attnum>`` (o and u alike), not ``n:<name>``.
 
-        ``xid`` is a transaction in it.  Only columns whose number is in ``read`` (None: all) are
-        decoded; columns with an unknown number are left out.
+        ``xid`` is a transaction in it.  ``read``: the columns to decode by number, with the types of
+        their values (UNKNOWN: texts, see ``Changes.select``); None: all, as texts.  Columns with an
+        unknown number are left out.
         """
-        numbers = self._numbers(changes.relation, xid)
-        places = {c.name: place for place, c in enumerate(changes.relation.columns)}
-        batch = changes.select(
-            [
-                (str(attnum), places[name])
-                for name, attnum in numbers.items()
-                if read is None or attnum in read
-            ]
-        )
-        if not isinstance(read, ReadColumns):
-            return batch
-        key = frozenset(numbers.get(c.name, 0) for c in changes.relation.columns if c.key)
-        return batch if all(key == own for own in read.identities) else _with_old_keys(batch, key)
+        description = self._described(changes.relation, xid)
+        asked = description.asked
+        if asked is None or asked.read is not read:
+            asked = description.asked = _asked(description, read)
+        batch = changes.select(asked.columns)
+        return batch if asked.key is None else _with_old_keys(batch, asked.key)
 
-    def _numbers(self, relation: Relation, xid: int) -> dict[str, int]:
+    def _described(self, relation: Relation, xid: int) -> Description:
+        """Return the description of a relation, with the numbers of its columns."""
         found = self._known.get(relation.oid, ())
         description = next((d for d in found if d.relation is relation), None)
         if description is None:
@@ -159,4 +132,20 @@ class Columns:
             names = [column.name for column in relation.columns]
             known = self._observe(relation.oid, xid)
             description.numbers |= number(names, xid, known) or {}
-        return description.numbers
+            description.asked = None
+        return description
+
+
+def _asked(description: Description, read: Mapping[int, int] | None) -> Asked:
+    numbers, columns = description.numbers, description.relation.columns
+    places = {column.name: place for place, column in enumerate(columns)}
+    chosen = tuple(
+        (str(attnum), places[name], UNKNOWN if read is None else read[attnum])
+        for name, attnum in numbers.items()
+        if read is None or attnum in read
+    )
+    key = None
+    if isinstance(read, ReadColumns):
+        own = frozenset(numbers.get(column.name, 0) for column in columns if column.key)
+        key = None if all(own == other for other in read.identities) else own
+    return Asked(read, chosen, key)

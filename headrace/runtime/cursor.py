@@ -7,7 +7,7 @@ of tables.  So it disturbs neither the stream nor another cursor.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, Final
 
@@ -98,7 +98,9 @@ class _Tables:
         )
         return errors
 
-    def numbered(self, changes: Changes, xid: int, read: Collection[int] | None) -> pa.RecordBatch:
+    def numbered(
+        self, changes: Changes, xid: int, read: Mapping[int, int] | None
+    ) -> pa.RecordBatch:
         return self._columns.numbered(changes, xid, read)
 
     def _observe(self, table: int, xid: int) -> Iterable[Observation]:

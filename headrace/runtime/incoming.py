@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final, Protocol
 
 import pyarrow as pa
@@ -11,9 +11,11 @@ import pyarrow as pa
 from headrace.errors import HeadraceError
 from headrace.forwarder.batcher import Batch
 from headrace.kernels.pgoutput import Begin, Changes, Decoder, RelationChanged, RequestNamed
-from headrace.runtime.columns import Description, Types, typed
+from headrace.runtime.columns import Description, Types
 from headrace.runtime.edges import TableDiffs
 from headrace.types import Diffs
+
+_NO_COLUMNS: Final[Mapping[int, int]] = {}
 
 
 class Describer(Protocol):
@@ -22,10 +24,12 @@ class Describer(Protocol):
     def described(self, found: Sequence[Description]) -> dict[int, HeadraceError]:
         """Take table descriptions; return the views, by ID, that must not take rows after them."""
 
-    def numbered(self, changes: Changes, xid: int, read: Collection[int] | None) -> pa.RecordBatch:
+    def numbered(
+        self, changes: Changes, xid: int, read: Mapping[int, int] | None
+    ) -> pa.RecordBatch:
         """Return a change batch with columns ``n:<attnum>``; ``xid`` is its last transaction.
 
-        ``read``: the columns to include; None: all.
+        ``read``: the columns to include, and their types; None: all, as texts.
         """
 
 
@@ -124,9 +128,8 @@ class StreamFrames(Frames):
             put(chunk)
 
     def _numbered(self, changes: Changes) -> pa.RecordBatch:
-        read = None if self._types is None else self._types.get(changes.relation.oid, {})
-        found = self._describer.numbered(changes, self.xids[changes.last_lsn], read)
-        return typed(found, read or {})
+        read = None if self._types is None else self._types.get(changes.relation.oid, _NO_COLUMNS)
+        return self._describer.numbered(changes, self.xids[changes.last_lsn], read)
 
     def all(self) -> list[TableDiffs] | None:
         """Return every frame, or None when they do not fit into memory."""

@@ -315,7 +315,9 @@ class Watch:
         """Return the owned views that read the tables of these descriptions."""
         return self._readers(sorted({description.relation.oid for description in found}))
 
-    def numbered(self, changes: Changes, xid: int, read: Collection[int] | None) -> pa.RecordBatch:
+    def numbered(
+        self, changes: Changes, xid: int, read: Mapping[int, int] | None
+    ) -> pa.RecordBatch:
         """Return the changes with columns by attribute number; see ``Columns``."""
         return self._columns.numbered(changes, xid, read)
 

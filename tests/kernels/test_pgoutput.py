@@ -22,6 +22,7 @@ from headrace.kernels.pgoutput import (
     read_begin,
     read_commit,
 )
+from headrace.types import UNKNOWN
 
 LAYOUT = [("id", 23), ("a", 25), ("b", 1700)]
 
@@ -146,10 +147,10 @@ def test_only_chosen_columns_are_decoded_under_chosen_names():
     decoder.feed([change(b"U", b"O", row("1", "p", "q"), b"N", row("1", True, "y"))])
     (changes,) = decoder.flush()
     assert changes.last_lsn == 300
-    (found,) = changes.select([("7", 1), ("3", 2)]).to_pylist()
+    (found,) = changes.select((("7", 1, UNKNOWN), ("3", 2, UNKNOWN))).to_pylist()
     head = {"__op": 1, "__lsn": 300, "__old": 2}
     assert found == head | {"n:7": None, "o:7": "p", "u:7": True, "n:3": "y", "o:3": "q"}
-    assert changes.select([]).to_pylist() == [head]
+    assert changes.select(()).to_pylist() == [head]
 
 
 def test_columns_without_any_value_in_a_batch():

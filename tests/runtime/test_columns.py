@@ -6,7 +6,7 @@ import pyarrow as pa
 
 from headrace.kernels.pgoutput import Changes, Decoder, RelationChanged
 from headrace.postgres.numbering import Observation, StreamAttribute, VisibleXids
-from headrace.runtime.columns import Columns, Description, typed
+from headrace.runtime.columns import Columns, Description
 from headrace.types import INT4, UNKNOWN
 from tests.kernels.test_pgoutput import begin, insert, relation
 
@@ -32,15 +32,15 @@ def test_only_columns_that_are_read_are_decoded():
     head = ["__op", "__lsn", "__old"]
     every = columns.numbered(changes, 9)
     assert every.schema.names == [*head, "n:1", "o:1", "n:3", "o:3", "n:4", "o:4"]
-    some = columns.numbered(changes, 9, {1, 4, 7})
+    some = columns.numbered(changes, 9, dict.fromkeys((1, 4, 7), UNKNOWN))
     assert some.schema.names == [*head, "n:1", "o:1", "n:4", "o:4"]
     assert some.to_pylist() == every.select(some.schema.names).to_pylist()
-    assert columns.numbered(changes, 9, ()).schema.names == head
+    assert columns.numbered(changes, 9, {}).schema.names == head
 
 
 def test_what_a_type_does_not_print_stays_text():
     columns, changes = decoded()
-    batch = typed(columns.numbered(changes, 9), {1: INT4, 3: INT4, 4: UNKNOWN})
+    batch = columns.numbered(changes, 9, {1: INT4, 3: INT4, 4: UNKNOWN})
     assert batch.schema.field("n:1").type == batch.schema.field("o:1").type == pa.int32()
     assert batch["n:1"].to_pylist() == [1]
     assert batch["n:3"].to_pylist() == ["x"]

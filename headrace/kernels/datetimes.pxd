@@ -1,0 +1,7 @@
+# cython: language_level=3
+"""C types of datetimes.py."""
+
+cdef bint read(
+    const unsigned char *data, Py_ssize_t p, Py_ssize_t end, int kind,
+    long long *out, Py_ssize_t i
+) noexcept nogil
