@@ -18,7 +18,7 @@ _QUERY: Final = """SELECT o.id, o.amount, o.note, c.region
     FROM orders o JOIN customers c ON c.id = o.customer"""
 _MEMORY_BYTES_PER_ROW: Final = 14
 """The states take about 75 bytes a row: five times as much."""
-_MEMORY_BYTES_MIN: Final = 256 << 20
+_MEMORY_BYTES_MIN: Final = 64 << 20
 _CHANGED: Final = 100_000
 _TRANSACTION_ROWS: Final = 1_000
 _KINDS: Final = ("server", "builder", "worker", "tasks")

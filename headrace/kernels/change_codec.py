@@ -46,6 +46,8 @@ _AS_TIME = cython.declare(cython.int, 3)
 _LARGE = cython.declare(cython.Py_ssize_t, 512)
 _HEAD = [pa.field("__op", pa.int8()), pa.field("__lsn", pa.int64()), pa.field("__old", pa.int8())]
 _TYPED, _UNSENT = 1, 2
+_SCHEMAS_MAX = 64
+"""Schemas kept for the same columns; they differ in malformed and unsent values."""
 
 
 @cython.cclass
@@ -56,7 +58,7 @@ class Columns:
         """``columns``: as in ``pgoutput.Changes.select``."""
         i: cython.Py_ssize_t
         self.columns = columns
-        self.schemas = {}
+        self.schemas: dict[bytes, pa.Schema] = {}
         self.floats = []
         self.count = len(columns)
         self.wanted = cython.cast(
@@ -103,6 +105,8 @@ def _schema(made: Columns, state: bytes) -> pa.Schema:
             fields += [pa.field(f"n:{name}", kind), pa.field(f"o:{name}", kind)]
             if flags & _UNSENT:
                 fields.append(pa.field(f"u:{name}", pa.bool_()))
+        if len(made.schemas) >= _SCHEMAS_MAX:
+            made.schemas.clear()
         found = made.schemas[state] = pa.schema(fields)
     return found
 
@@ -213,13 +217,13 @@ def _both(
 ) -> cython.int:
     """Make the new and the old values of a column; make none and return 0 if one is malformed."""
     old: cython.Py_ssize_t
+    made: cython.Py_ssize_t
     place: cython.Py_ssize_t
     for old in range(2):
         place = wanted.place + old * width
         if not _column(arrays[old], texts, wanted, place, there[place] & 1, form):
-            for old in range(2):
-                if arrays[old].release != cython.NULL:
-                    arrays[old].release(arrays[old])
+            for made in range(old + 1):
+                arrays[made].release(arrays[made])
             return 0
     return 1
 

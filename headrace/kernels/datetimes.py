@@ -5,7 +5,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import cython
+import numpy.typing as npt
 
 from headrace.kernels import buffers
 from headrace.types import DATE, TIME, TIMESTAMP, TIMESTAMPTZ
@@ -29,10 +32,10 @@ def parse(
     content: buffers.Bytes,
     limits: buffers.Offsets,
     there: buffers.Bytes,
-    values: buffers.Int64s,
+    values: npt.NDArray[Any],
     kind: cython.int,
 ) -> bool:
-    """Parse all rows; return whether each is well formed.  ``kind`` as in ``KINDS``."""
+    """Parse all rows into ``values``, of 64 bits; return whether each is well formed.  ``kind`` as in ``KINDS``."""
     i: cython.Py_ssize_t
     n: cython.Py_ssize_t = len(values)
     data: cython.p_const_uchar = bytes_of(content)
