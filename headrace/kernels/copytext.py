@@ -8,13 +8,18 @@ tabs, NULL is ``\N``, and backslash escapes stand for backslash and control char
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import cython
 import numpy as np
 import pyarrow as pa
 
-from headrace.kernels import buffers
+from headrace.kernels import buffers, text
 from headrace.kernels.buffers import Int64s
+from headrace.types import BOOL
+
+if cython.compiled:
+    from headrace.kernels import array_literals
 
 
 def split(data: bytes, ncols: int) -> list[pa.StringArray]:
@@ -105,6 +110,63 @@ def array_literal(column: pa.StringArray) -> str:
         buffers.view(buffers.validity(column)),
     )
     return out[:used].tobytes().decode()
+
+
+class ArrayColumns:
+    """Rows of diff batches as array literals, one for each column."""
+
+    def __init__(self, oids: Sequence[int]) -> None:
+        """``oids``: type OIDs of all columns but ``__weight``."""
+        self._oids = list(oids)
+        self._forms: Any = array_literals.Forms(oids) if cython.compiled else None
+
+    def literals(self, batch: pa.RecordBatch, places: Int64s, columns: Sequence[int]) -> list[str]:
+        """Return the values of some ``columns`` in the rows ``places``.
+
+        Raises:
+            IndexError: there is no such row or column.
+            TypeError: the batch has other columns.
+        """
+        found: list[Any] = [None] * len(columns)
+        if cython.compiled:
+            found = list(array_literals.literals(batch, self._forms, places, columns))
+            if None not in found:
+                return found
+        taken = batch.take(pa.array(places))
+        for at, column in enumerate(columns):
+            if found[at] is None:
+                found[at] = _of_column(taken.column(column), self._oids[column])
+        return found
+
+    def changed(self, batch: pa.RecordBatch, old: Int64s, new: Int64s) -> tuple[int, ...]:
+        """Return the columns in which some row of ``old`` is not identical to that of ``new``.
+
+        0 and -0 are not identical, NaN and NaN are.  Raises as ``literals``.
+        """
+        if cython.compiled:
+            return array_literals.changed(batch, self._forms, old, new)
+        return _changed(batch, old, new, len(self._oids))
+
+
+def _changed(batch: pa.RecordBatch, old: Int64s, new: Int64s, count: int) -> tuple[int, ...]:
+    before, after = batch.take(pa.array(old)), batch.take(pa.array(new))
+    pairs = [(_bits(before.column(c)), _bits(after.column(c))) for c in range(count)]
+    return tuple([c for c, (one, other) in enumerate(pairs) if not one.equals(other)])
+
+
+def _of_column(column: pa.Array, oid: int) -> str:
+    texts = text.render(column, oid)
+    if oid == BOOL or oid in text.RANGES:
+        shown = ["NULL" if value is None else value for value in texts.to_pylist()]
+        return f"{{{','.join(shown)}}}"
+    return array_literal(texts)
+
+
+def _bits(column: pa.Array) -> pa.Array:
+    """Return floats as integers, which are equal only if they are identical."""
+    if not pa.types.is_floating(column.type):
+        return column
+    return column.view(pa.int64() if column.type == pa.float64() else pa.int32())
 
 
 def arrays(at: Int64s, elements: pa.StringArray, weights: Int64s, count: int) -> pa.StringArray:

@@ -14,9 +14,16 @@ from headrace.kernels import buffers
 from headrace.types import DATE, TIME, TIMESTAMP, TIMESTAMPTZ
 
 if cython.compiled:
-    from cython.cimports.headrace.kernels.pointers import bytes_of, ints_of, new_longs
+    from cython.cimports.headrace.kernels.pointers import (
+        bytes_of,
+        ints_of,
+        longs_of,
+        new_bytes,
+        new_ints,
+        new_longs,
+    )
 else:
-    bytes_of = ints_of = new_longs = buffers.view
+    bytes_of = ints_of = longs_of = new_bytes = new_ints = new_longs = buffers.view
 
 # Declared, because Cython treats a literal of more than 32 bits as a Python object.
 _GREATEST = cython.declare(cython.longlong, 9223372036854775807)
@@ -213,38 +220,54 @@ def _days(year: cython.longlong, month: cython.int, day: cython.int) -> cython.l
 
 
 def render(
-    values: cython.const_longlong[::1],
-    valid: cython.const_uchar[::1],
-    content: cython.uchar[::1],
-    starts: cython.int[::1],
+    values: buffers.Int64s,
+    there: buffers.Bytes,
+    text: buffers.Bytes,
+    limits: buffers.Offsets,
     kind: cython.int,
 ) -> int:
     """Write all rows; return the bytes used, or -1 if a value is outside its type's range."""
     i: cython.Py_ssize_t
     n: cython.Py_ssize_t = len(values)
     p: cython.Py_ssize_t = 0
+    numbers: cython.p_longlong = longs_of(values)
+    valid: cython.p_const_uchar = bytes_of(there)
+    content: cython.p_uchar = new_bytes(text)
+    starts: cython.p_int = new_ints(limits)
     for i in range(n):
         starts[i] = p
         if not valid[i]:
             continue
-        value: cython.longlong = values[i]
-        if kind == 3:
-            if value < 0 or value > _DAY:
-                return -1
-            p = _write_time(content, p, value)
-        else:
-            p = _write_timestamp(content, p, value, kind)
-            if p < 0:
-                return -1
+        p = write(content, p, numbers[i], kind)
+        if p < 0:
+            return -1
     starts[n] = p
     return p
 
 
 @cython.cfunc
+@cython.nogil
+@cython.exceptval(check=False)
+def write(
+    content: cython.p_uchar, p: cython.Py_ssize_t, value: cython.longlong, kind: cython.int
+) -> cython.Py_ssize_t:
+    """Write a value at ``p``, at most 40 bytes; return the position after it.
+
+    Returns -1 if it is outside its type's range.
+    """
+    if kind == 3:
+        if value < 0 or value > _DAY:
+            return -1
+        return _write_time(content, p, value)
+    return _write_timestamp(content, p, value, kind)
+
+
+@cython.cfunc
+@cython.nogil
 @cython.inline
 @cython.exceptval(check=False)
 def _write_digits(
-    content: cython.uchar[::1], p: cython.Py_ssize_t, value: cython.longlong, width: cython.int
+    content: cython.p_uchar, p: cython.Py_ssize_t, value: cython.longlong, width: cython.int
 ) -> cython.Py_ssize_t:
     """Write ``value`` >= 0 in exactly ``width`` digits."""
     q: cython.Py_ssize_t = p + width
@@ -256,9 +279,10 @@ def _write_digits(
 
 
 @cython.cfunc
+@cython.nogil
 @cython.exceptval(check=False)
 def _write_time(
-    content: cython.uchar[::1], p: cython.Py_ssize_t, micros: cython.longlong
+    content: cython.p_uchar, p: cython.Py_ssize_t, micros: cython.longlong
 ) -> cython.Py_ssize_t:
     seconds: cython.longlong = micros // 1000000
     fraction: cython.longlong = micros % 1000000
@@ -276,15 +300,16 @@ def _write_time(
 
 
 @cython.cfunc
+@cython.nogil
 @cython.exceptval(check=False)
 def _write_timestamp(
-    content: cython.uchar[::1], p: cython.Py_ssize_t, value: cython.longlong, kind: cython.int
+    content: cython.p_uchar, p: cython.Py_ssize_t, value: cython.longlong, kind: cython.int
 ) -> cython.Py_ssize_t:
     """Write a date or timestamp at ``p``; return the new position, or -1 if out of range."""
     if value == (2147483647 if kind == 0 else _GREATEST):
-        return _write_word(content, p, b"infinity")
+        return _write_word(content, p, b"infinity", 8)
     if value == (_DATE_LEAST if kind == 0 else _LEAST):
-        return _write_word(content, p, b"-infinity")
+        return _write_word(content, p, b"-infinity", 9)
     days: cython.longlong = value
     micros: cython.longlong = 0
     if kind != 0:
@@ -296,20 +321,25 @@ def _write_timestamp(
 
 
 @cython.cfunc
+@cython.nogil
 @cython.exceptval(check=False)
 def _write_word(
-    content: cython.uchar[::1], p: cython.Py_ssize_t, word: cython.const_uchar[::1]
+    content: cython.p_uchar,
+    p: cython.Py_ssize_t,
+    word: cython.p_const_char,
+    length: cython.Py_ssize_t,
 ) -> cython.Py_ssize_t:
     i: cython.Py_ssize_t
-    for i in range(len(word)):
+    for i in range(length):
         content[p + i] = word[i]
-    return p + len(word)
+    return p + length
 
 
 @cython.cfunc
+@cython.nogil
 @cython.exceptval(check=False)
 def _write_civil(
-    content: cython.uchar[::1],
+    content: cython.p_uchar,
     p: cython.Py_ssize_t,
     days: cython.longlong,
     micros: cython.longlong,
@@ -347,5 +377,5 @@ def _write_civil(
         content[p + 2] = 48
         p += 3
     if bc:
-        p = _write_word(content, p, b" BC")
+        p = _write_word(content, p, b" BC", 3)
     return p

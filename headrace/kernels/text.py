@@ -92,12 +92,10 @@ def render(column: pa.Array, oid: int) -> pa.StringArray:
         message = "too many rows for one text column"
         raise ValueError(message)
     valid = buffers.validity(column)
-    values = buffers.view(buffers.values(column).astype(np.int64))
+    values = buffers.values(column).astype(np.int64)
     content = np.empty(n * width, np.uint8)
     starts = np.zeros(n + 1, np.int32)
-    used = datetimes.render(
-        values, buffers.view(valid), buffers.view(content), buffers.view(starts), kind
-    )
+    used = datetimes.render(values, valid, content, starts, kind)
     if used < 0:
         message = f"value out of range for type OID {oid}"
         raise ValueError(message)

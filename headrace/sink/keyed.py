@@ -21,7 +21,7 @@ from psycopg import sql
 from headrace.kernels import rows
 from headrace.kernels.numbering import group
 from headrace.sink import table
-from headrace.sink.rows import Arrays, rows_at
+from headrace.sink.rows import Arrays
 from headrace.sink.table import ResultTable
 from headrace.types import (
     BOOL,
@@ -164,11 +164,10 @@ class Update:
 
     def of(self, diffs: pa.RecordBatch, old: Places, new: Places) -> tuple[bytes, list[str]]:
         """Return the statement that updates the rows ``old`` to ``new``, and its parameters."""
-        before, after = rows_at(diffs, old), rows_at(diffs, new)
         every = tuple(range(len(self._names)))
         chosen = every
         if not self._arrays.by_row:
-            chosen = tuple(i for i in every if not _identical(before.column(i), after.column(i)))
+            chosen = self._arrays.columns.changed(diffs, old, new)
             if chosen not in self._made and len(self._made) >= _VARIANTS_MAX:
                 chosen = every
         text = self._made.get(chosen)
@@ -176,8 +175,8 @@ class Update:
             text = self._made[chosen] = self._compose(chosen).as_bytes(None)
         arrays, target = self._arrays, self._target
         return text, [
-            *arrays.literals(target, before),
-            *arrays.literals(target, after, chosen),
+            *arrays.literals(target, diffs, old),
+            *arrays.literals(target, diffs, new, chosen),
         ]
 
     def _compose(self, chosen: tuple[int, ...]) -> sql.Composed:
@@ -203,11 +202,3 @@ class Update:
             names=sql.SQL(", ").join(map(sql.Identifier, [*names, *fresh])),
             equal=self._equal,
         )
-
-
-def _identical(one: pa.Array, other: pa.Array) -> bool:
-    """Return whether all values are identical: 0 and -0 are not, NaN and NaN are."""
-    if pa.types.is_floating(one.type):
-        whole = pa.int64() if one.type == pa.float64() else pa.int32()
-        one, other = one.view(whole), other.view(whole)
-    return bool(one.equals(other))

@@ -17,7 +17,6 @@ import pyarrow as pa
 
 from headrace.postgres.pipelined import Sent
 from headrace.sink import keyed
-from headrace.sink import rows as rows_of
 from headrace.sink.keyed import Places
 from headrace.sink.statements import Statements
 from headrace.sink.table import ResultTable
@@ -51,7 +50,7 @@ class PipelinedWrite:
             wanted.append(count)
 
         def literals(places: Places) -> list[str]:
-            return made.arrays.literals(target, rows_of.rows_at(diffs, places))
+            return made.arrays.literals(target, diffs, places)
 
         weights, changes = keyed.changes(target, diffs)
         if len(changes.old):

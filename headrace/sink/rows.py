@@ -15,11 +15,8 @@ from psycopg import sql
 from headrace.kernels import copytext, text
 from headrace.sink import table
 from headrace.sink.table import ResultTable
-from headrace.types import BPCHAR, FIRST_USER_OID, FIXED, INT2, INT4, INT8, OID, TEXT, VARCHAR
+from headrace.types import BPCHAR, FIRST_USER_OID, FIXED, TEXT, VARCHAR
 
-_INTEGERS: Final = frozenset((INT2, INT4, INT8, OID))
-_FEW: Final = 32
-"""Up to this many numbers are formatted in Python, which is faster than a kernel call."""
 _TEXTS: Final = frozenset((TEXT, VARCHAR))
 
 
@@ -30,16 +27,18 @@ class Arrays:
     kinds: tuple[sql.Composable, ...]
     by_row: bool
     """True: one array of the table's row type; False: one array per column."""
+    columns: copytext.ArrayColumns
 
     @classmethod
     def of(cls, target: ResultTable, found: Sequence[table.ResultColumn]) -> Arrays:
         """Return the arrays for a table with the columns ``found``."""
+        columns = copytext.ArrayColumns([field.oid for field in target.schema])
         # An array of the row type holds every kind of column; element types of arrays are limited.
         # While the table is locked, its name is also the name of its row type.  The name of a
         # user's type may by now belong to another type, with code of that type's owner.
         if any(a.array_name is None or a.base_oid >= FIRST_USER_OID for a in found):
-            return cls((target.identifier + sql.SQL("[]"),), by_row=True)
-        return cls(tuple(sql.SQL(a.array_name or "") for a in found), by_row=False)
+            return cls((target.identifier + sql.SQL("[]"),), True, columns)
+        return cls(tuple(sql.SQL(a.array_name or "") for a in found), False, columns)
 
     def parameters(self, first: int = 1, columns: Sequence[int] | None = None) -> sql.Composed:
         """Return the arrays as parameters, numbered from ``first``; by column only ``columns``."""
@@ -51,17 +50,17 @@ class Arrays:
         )
 
     def literals(
-        self, target: ResultTable, diffs: pa.RecordBatch, columns: Sequence[int] | None = None
+        self,
+        target: ResultTable,
+        diffs: pa.RecordBatch,
+        places: npt.NDArray[np.int64],
+        columns: Sequence[int] | None = None,
     ) -> list[str]:
-        """Return the values of the same ``parameters`` for the rows ``diffs``."""
+        """Return the values of the same ``parameters`` for the rows ``places`` of ``diffs``."""
         if self.by_row:
-            return [copytext.array_literal(row_literals(texts(target, diffs)))]
-        return [
-            _few(diffs.column(i))
-            if diffs.num_rows <= _FEW and target.schema[i].oid in _INTEGERS
-            else copytext.array_literal(text.render(diffs.column(i), target.schema[i].oid))
-            for i in (range(len(target.schema)) if columns is None else columns)
-        ]
+            return [copytext.array_literal(row_literals(texts(target, rows_at(diffs, places))))]
+        chosen = range(len(target.schema)) if columns is None else columns
+        return self.columns.literals(diffs, places, chosen)
 
 
 def same(attribute: table.ResultColumn) -> sql.Composed:
@@ -78,10 +77,6 @@ def same(attribute: table.ResultColumn) -> sql.Composed:
             "pg_catalog.format('%L', {}) COLLATE \"C\" = pg_catalog.format('%L', {}) COLLATE \"C\""
         )
     return sql.SQL(form).format(sql.Identifier("t", name), sql.Identifier("g", name))
-
-
-def _few(column: pa.Array) -> str:
-    return f"{{{','.join('NULL' if n is None else str(n) for n in column.to_pylist())}}}"
 
 
 def row_literals(columns: Sequence[pa.StringArray]) -> pa.StringArray:

@@ -189,8 +189,7 @@ class SinkWriter:
     ) -> None:
         for start in range(0, len(gone), _ROWS_PER_DELETE):
             rows = gone[start : start + _ROWS_PER_DELETE]
-            part = rows_of.rows_at(diffs, rows)
-            literals = made.arrays.literals(target, part)
+            literals = made.arrays.literals(target, diffs, rows)
             copies = (-weights[rows]).tolist()
             self._run(target, made.delete, [*literals, copies], sum(copies), "go")
 

@@ -1,0 +1,14 @@
+# cython: language_level=3
+"""C types of array_literals.py."""
+
+from headrace.kernels.arrow_memory cimport Layout
+
+cdef struct Form:
+    int how  # how a value becomes text, see array_literals.py
+    int calendar  # as in datetimes.KINDS
+
+cdef class Forms:
+    cdef list oids
+    cdef Layout layout
+    cdef Py_ssize_t count
+    cdef Form *forms
