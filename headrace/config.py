@@ -219,9 +219,10 @@ class Settings(Directories):
     """Connections over which a process has Postgres evaluate expressions, for all views
     together."""
     view_time_ms_max: int = 1_000
-    """Milliseconds that a view may take for a transaction, plus 0.1 for each row that it
-    processes, because other views wait for it; 0: no limit. A view's option may be up to ten times
-    this (in a separate commit group), and up to ten times the next two settings."""
+    """Milliseconds of the processor that a view may take for a transaction, plus 0.1 for each row
+    that it processes and 1 for each key that it seeks on disk, because other views wait for it; 0:
+    no limit. A view's option may be up to ten times this (in a separate commit group), and up to
+    ten times the next two settings."""
     view_rows_max: int = 1_000_000
     """Rows that a part of a view's query may produce for a transaction, plus 100 for each row of
     the transaction, because they are in memory; 0: no limit."""

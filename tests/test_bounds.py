@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
 from headrace.config import Settings
 from headrace.errors import Interrupted, LimitExceeded, UserError
+from headrace.kernels import packed
 from headrace.process import bounds
 from headrace.process.bounds import Bound, Limits
 from headrace.sql.view_spec import ViewSpec
+from headrace.state.rocks import RocksDatabase
 from tests.waiting import time_passes
 
 
@@ -65,6 +69,48 @@ def test_a_transaction_with_many_rows_may_take_its_time():
         bound.admit(10_000, 0)
         work(0.2)
         bounds.check()
+
+
+def test_keys_that_are_sought_on_disk_may_take_their_time(tmp_path):
+    keys = packed.pack([b"%d" % i for i in range(400)])
+    database = RocksDatabase(tmp_path / "db")
+    store = database.view(1)
+    store.begin(1)
+    store.map("m").put_many(keys, packed.all_valid(keys))
+    store.index("i").add_many(keys, keys, np.ones(400, np.int64))
+    store.prepare()
+    store.commit(1)
+    checkpoint = database.begin_checkpoint([(store, 1)], {})
+    checkpoint.write(sync=False)
+    database.end_checkpoint(checkpoint)
+
+    def reads(of) -> list[Callable[[], object]]:
+        states = of.map("m"), of.index("i")
+        return [
+            lambda: states[0].get_many(keys),
+            lambda: states[1].scan_many(keys),
+            lambda: states[1].weight_many(keys, keys),
+            lambda: states[1].first_many(keys, 1),
+            lambda: states[1].extreme_many(keys, last=True),
+            lambda: states[1].add_many(keys, keys, np.ones(400, np.int64)),
+        ]
+
+    def limited(read: Callable[[], object]) -> bool:
+        with Bound(Limits(time_ms=1)).applied():
+            read()
+            work(0.2)
+            try:
+                bounds.check()
+            except LimitExceeded:
+                return True
+        return False
+
+    store.begin(2)
+    assert all(map(limited, reads(store))), "all of it is in memory"
+    cold = database.view(1, 1)
+    cold.begin(2)
+    assert not any(map(limited, reads(cold)))
+    database.close()
 
 
 def test_a_wait_that_was_slept_through_counts_as_a_short_one():

@@ -42,7 +42,10 @@ def parse(
     values: npt.NDArray[Any],
     kind: cython.int,
 ) -> bool:
-    """Parse all rows into ``values``, of 64 bits; return whether each is well formed.  ``kind`` as in ``KINDS``."""
+    """Parse all rows into ``values``, of 64 bits; return whether each is well formed.
+
+    ``kind``: as in ``KINDS``.
+    """
     i: cython.Py_ssize_t
     n: cython.Py_ssize_t = len(values)
     data: cython.p_const_uchar = bytes_of(content)

@@ -7,7 +7,8 @@ Without an applied bound nothing is limited.
 
 Only the view's own work counts, so that a slow machine does not exceed a limit: the thread's CPU
 time and, separately, the time of its statements in Postgres.  A single wait counts at most
-``WAIT_S_MAX``, even if the thread slept through more.  Both limits grow with the number of rows.
+``WAIT_S_MAX``, even if the thread slept through more.  Both limits grow with the number of rows,
+and the first one with the keys whose state is on disk, where a key takes as long as 50 rows.
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
 
 OWN_MS_PER_ROW: Final = 0.1
 """CPU milliseconds allowed for each row that a collection takes (it needs 0.002 to 0.01)."""
+SOUGHT_MS_PER_KEY: Final = 1.0
+"""CPU milliseconds allowed for each key that is sought on disk (it needs 0.03 to 0.5)."""
 ASKED_MS_PER_ROW: Final = 0.25
 """Milliseconds in Postgres allowed for each argument tuple (it needs 0.005 to 0.015)."""
 ROWS_PER_ROW: Final = 100
@@ -190,6 +193,10 @@ class Bound:
         """Record that Postgres has answered."""
         self.asking = None
 
+    def sought(self, keys: int) -> None:
+        """Raise the limit of time for ``keys`` that are sought on disk."""
+        self._own_ms_max += SOUGHT_MS_PER_KEY * keys
+
     # --- usage
 
     def check(self) -> None:
@@ -339,6 +346,12 @@ def admit(rows: int, size: int) -> None:
     if _here.bound is not None:
         _here.bound.admit(rows, size)
         _here.bound.check()
+
+
+def sought(keys: int) -> None:
+    """Call ``Bound.sought`` of this thread's bound, if there is one."""
+    if _here.bound is not None:
+        _here.bound.sought(keys)
 
 
 def measured(batches: Sequence[pa.RecordBatch]) -> tuple[int, int]:

@@ -36,7 +36,7 @@ class ReadColumns(dict[int, int]):
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class ReadAs:
     """The columns that views read of a relation as it is described."""
 
     read: Mapping[int, int] | None
@@ -54,7 +54,7 @@ class Description:
     relation: Relation
     numbers: dict[str, int] = field(default_factory=dict)
     """Column numbers by name, as far as they are known."""
-    asked: Asked | None = None
+    asked: ReadAs | None = None
     """The columns that were read of the last batch."""
 
 
@@ -110,9 +110,9 @@ class Columns:
     ) -> pa.RecordBatch:
         """Return a change batch with columns ``n:<attnum>`` (o and u alike), not ``n:<name>``.
 
-        ``xid`` is a transaction in it.  ``read``: the columns to decode by number, with the types of
-        their values (UNKNOWN: texts, see ``Changes.select``); None: all, as texts.  Columns with an
-        unknown number are left out.
+        ``xid`` is a transaction in it.  ``read``: the numbers of the columns to decode, with the
+        types of their values (UNKNOWN: texts, see ``Changes.select``); None: all, as texts.
+        Columns with an unknown number are left out.
         """
         description = self._described(changes.relation, xid)
         asked = description.asked
@@ -136,7 +136,7 @@ class Columns:
         return description
 
 
-def _asked(description: Description, read: Mapping[int, int] | None) -> Asked:
+def _asked(description: Description, read: Mapping[int, int] | None) -> ReadAs:
     numbers, columns = description.numbers, description.relation.columns
     places = {column.name: place for place, column in enumerate(columns)}
     chosen = tuple(
@@ -148,4 +148,4 @@ def _asked(description: Description, read: Mapping[int, int] | None) -> Asked:
     if isinstance(read, ReadColumns):
         own = frozenset(numbers.get(column.name, 0) for column in columns if column.key)
         key = None if all(own == other for other in read.identities) else own
-    return Asked(read, chosen, key)
+    return ReadAs(read, chosen, key)

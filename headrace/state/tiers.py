@@ -20,6 +20,7 @@ from typing import Any, Final
 from headrace.kernels import numbering, packed
 from headrace.kernels.buffers import Bytes, Int64s
 from headrace.kernels.packed import Nullable, Packed
+from headrace.process import bounds
 from headrace.state import columns, layout, loaded
 from headrace.state.columns import Section, reading
 from headrace.state.contract import Scanned
@@ -66,12 +67,12 @@ class Tier:
 
     def get(self, keys: Keys) -> Nullable:
         """Return the newest values."""
-        data, bounds, valid, missing = self.map.get_many(keys)
-        found = Nullable(data, bounds, valid)
+        data, ends, valid, missing = self.map.get_many(keys)
+        found = Nullable(data, ends, valid)
         if not missing:
             return found
         values = found.strings()
-        for place, value in zip(missing, self.section.get(keys.strings(missing)), strict=True):
+        for place, value in zip(missing, self._sought(keys, missing), strict=True):
             values[place] = value
         return packed.nullable(values)
 
@@ -86,7 +87,7 @@ class Tier:
         bases: list[bytes | None] = []
         if self.spilled:
             missing = self.map.missing(keys)
-            bases = self.section.get(keys.strings(missing))
+            bases = self._sought(keys, missing)
         self.written += len(keys)
         self.map.add_many(keys, weights, missing, bases)
 
@@ -95,19 +96,19 @@ class Tier:
         if not self.spilled:
             return _scanned(self.map.scan_many(keys, None))
         with reading(self.name):
-            return _scanned(self.map.scan_many(keys, self._base()))
+            return _scanned(self.map.scan_many(keys, self._base(len(keys))))
 
     def first(self, keys: Keys, count: int) -> Scanned:
         """Scan up to ``count`` entries of each key, from its rest on."""
         with reading(self.name):
-            return _scanned(self.map.first_many(keys, count, self._base()))
+            return _scanned(self.map.first_many(keys, count, self._base(len(keys))))
 
     def extreme(self, keys: Keys, *, last: bool, bounded: bool = False) -> Nullable:
         """Return the first or last rest of an entry under each key (before the key's rest)."""
         if not self.spilled:
             return Nullable(*self.map.extreme_many(keys, last, bounded, None))
         with reading(self.name):
-            return Nullable(*self.map.extreme_many(keys, last, bounded, self._base()))
+            return Nullable(*self.map.extreme_many(keys, last, bounded, self._base(len(keys))))
 
     def items(self) -> Iterator[tuple[list[bytes], list[bytes]]]:
         """Yield all entries in physical order, in bounded chunks."""
@@ -115,8 +116,16 @@ class Tier:
         with reading(self.name):
             yield from self.map.items(base)
 
-    def _base(self) -> Any:
-        return self.section.iterator() if self.spilled else None
+    def _sought(self, keys: Keys, missing: list[int]) -> list[bytes | None]:
+        bounds.sought(len(missing))
+        return self.section.get(keys.strings(missing))
+
+    def _base(self, keys: int) -> Any:
+        """Return an iterator of the section, in which up to ``keys`` keys are sought."""
+        if not self.spilled:
+            return None
+        bounds.sought(keys)
+        return self.section.iterator()
 
     # --- residency, for the regulator
 
