@@ -25,6 +25,7 @@ _INT8 = pa.int64().id
 _FLOAT8 = pa.float64().id
 _TEXT = pa.string().id
 _FEW = 64
+_TEXT_MAX = cython.declare(cython.longlong, 2147483647)
 
 
 def make(values: list[Any], kind: pa.DataType) -> pa.Array:
@@ -32,6 +33,7 @@ def make(values: list[Any], kind: pa.DataType) -> pa.Array:
 
     Raises:
         OverflowError: an integer is beyond 64 bits.
+        ValueError: the texts have more bytes than offsets can address.
     """
     i: cython.Py_ssize_t
     count: cython.Py_ssize_t = len(values)
@@ -53,6 +55,8 @@ def make(values: list[Any], kind: pa.DataType) -> pa.Array:
         elif number == _TEXT:
             PyUnicode_AsUTF8AndSize(values[i], cython.address(size))
             building.size += size
+    if building.size > _TEXT_MAX:
+        raise ValueError("too many bytes for one text column")
     allocate(cython.address(building), cython.address(array), count)
     try:
         if number == _TEXT:

@@ -83,10 +83,9 @@ class PositionWaits:
                 waiting.future.set_exception(
                     UndefinedError("the view was dropped", sqlstate="42P01")
                 )
-            elif not view.owned:
-                waiting.future.set_exception(
-                    DefiniteFailure(view.message or "the view has stopped")
-                )
+            elif (error := _stopped(view)) is not None and not view.owned:
+                # Its table is there, so the caller must learn how to go on with it.
+                waiting.future.set_exception(error)
             elif self._state.missing(view) is not None:
                 left.append(waiting)  # its worker still needs the staged states
             elif view.cursor == CursorState.PAUSED or self._leads(view, waiting):

@@ -121,7 +121,7 @@ def test_a_worker_that_is_away_hears_of_it_when_it_is_back(start_engine, databas
         views.run(ROOT + OTHER + MORE + FILL)
         place(views)
         views.create({"here": SHARED["pairs"]}, "{}")
-        elsewhere = ("rows", "sums", "paired", "both")
+        elsewhere = ("rows", "sums", "paired", "both", "nested")
         pid = listed(commander)["w1"][1]
         os.kill(pid, signal.SIGSTOP)
         try:

@@ -158,6 +158,13 @@ def test_values_that_do_not_fit_raise():
         rows.array_of([1, 2**63], pa.int64())
 
 
+@pytest.mark.skipif(not rows.__file__.endswith(".so"), reason="Arrow would make two arrays of it")
+def test_texts_beyond_the_offsets_of_an_array_are_refused():
+    one = "x" * 2**26
+    with pytest.raises(ValueError, match="too many bytes"):
+        rows.array_of([one] * 32, pa.string())
+
+
 @given(tables())
 def test_keys_are_those_of_the_reference(columns):
     texts = {pa.string(): (pg.TEXT, pg.BPCHAR), pa.binary(): (pg.BYTEA,)}

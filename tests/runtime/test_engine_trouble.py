@@ -9,9 +9,11 @@ import psycopg
 import pytest
 
 from headrace.collections.dataflow import Dataflow
-from headrace.errors import BugError, StateDamaged
+from headrace.errors import BugError, DefiniteFailure, StateDamaged
+from headrace.expressions import ir
 from headrace.kernels import copytext
 from headrace.sink.writer import SinkWriter
+from headrace.types import BOOL
 from tests.compared import differs, status_of
 from tests.runtime.harness import create_view, settle, source_plan
 from tests.waiting import wait_until
@@ -168,3 +170,21 @@ def test_a_message_that_no_text_can_hold(running, source, database, monkeypatch)
     status, _, message = status_of(source, "v")
     assert status == "error" and "a\\0b \\udcff" in message
     assert differs(source, "w", QUERY) == []
+
+
+def test_a_view_that_stops_before_it_is_adopted_says_so_and_how_to_go_on(running, source, database):
+    physical = source_plan(source, "items")
+    oid = next(f.oid for f in physical.sink.schema if f.name == "id")
+    ratio = ir.Remote("(1 / ($1 - 13)) < 100", (ir.Column(0, oid),), BOOL, trusted=True)
+    bad = "SELECT * FROM items WHERE 1 / (id - 13) < 100"
+    with pytest.raises(DefiniteFailure) as caught:
+        create_view(
+            *(running, database, "a", source_plan(source, "items", filtered=ratio), bad),
+            between=lambda: source.execute("INSERT INTO items VALUES (13, 'q')"),
+        )
+    status, sqlstate, message = status_of(source, "a")
+    assert (status, sqlstate) == ("error", "22012")
+    assert caught.value.message == 'view "public"."a" has stopped'
+    assert "division by zero" in message
+    assert "division by zero" in caught.value.detail
+    assert caught.value.hint == "CALL headrace.resync_view('public.a') rebuilds it."
