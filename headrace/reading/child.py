@@ -39,7 +39,7 @@ def answer(asked: dict[str, Any]) -> dict[str, Any]:
         if asked["do"] == "tables":
             return {"tables": tables(text, dialect)}
         tree = parsed(text, dialect)
-        return {"tree": plain(tree), "text": tidy(tree)}
+        return {"tree": plain(tree, text), "text": tidy(tree)}
     except Unsaid as refused:
         return {"refused": refused.message, "at": refused.at, "hint": refused.hint}
     except RecursionError:
