@@ -8,7 +8,7 @@ from typing import Final
 from headrace.planner.analyse.nodetree import Node as Tree
 from headrace.planner.front import words
 from headrace.planner.front.clauses import clauses
-from headrace.planner.front.syntax import Ast, bare
+from headrace.planner.front.syntax import Ast
 from headrace.planner.front.walk import Level, Walk, implicit, operand, recast, refuse, shell
 
 _NAMES: Final = {"WINDOWFUNC": "winfnoid", "AGGREF": "aggfnoid", "FUNCEXPR": "funcid"}
@@ -51,7 +51,9 @@ def _operator(walk: Walk, ast: Ast, node: Tree, level: Level) -> Tree:
     if walk.names.name("operator", node.number("opno")) != words.CALLED[ast.kind]:
         refuse(ast, "another operator for Postgres")
     args = [one for one in _written(ast) if one.kind != "Var"]
-    return shell(node, args=[_argument(walk, a, n, level) for a, n in _pairs(ast, args, node.nodes("args"))])
+    return shell(
+        node, args=[_argument(walk, a, n, level) for a, n in _pairs(ast, args, node.nodes("args"))]
+    )
 
 
 def _fixed(walk: Walk, ast: Ast, node: Tree, level: Level) -> Tree:
@@ -295,8 +297,3 @@ def _end(spec: Ast, name: str, bits: tuple[int, ...]) -> int:
     if value == "UNBOUNDED":
         return bits[0] if side == "PRECEDING" else bits[1]
     return 0
-
-
-def unnested(ast: Ast) -> list[Ast]:
-    """Return the arguments of UNNEST in FROM."""
-    return [bare(one) for one in ast.nodes("expressions")]

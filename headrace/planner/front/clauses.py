@@ -8,7 +8,13 @@ from headrace.planner.front.walk import Level, Walk, refuse, shell
 
 
 def clauses(
-    walk: Walk, items: list[Ast], found: list[Tree], targets: list[Tree], level: Level, *, named: bool = False
+    walk: Walk,
+    items: list[Ast],
+    found: list[Tree],
+    targets: list[Tree],
+    level: Level,
+    *,
+    named: bool = False,
 ) -> list[Tree]:
     """Compose the clauses of ``items``, which Postgres has as ``found``.
 
@@ -30,7 +36,11 @@ def clauses(
         if item.kind == "Ordered":
             walk.bind(item, found[place])
         if place == len(made):
-            made.append(_directed(walk, item, found[place]) if item.kind == "Ordered" else shell(found[place]))
+            made.append(
+                _directed(walk, item, found[place])
+                if item.kind == "Ordered"
+                else shell(found[place])
+            )
     return made
 
 
@@ -52,11 +62,10 @@ def _is_entry(walk: Walk, expr: Ast, entry: Tree, level: Level, *, named: bool) 
         if inner.kind == "Literal" and inner.text("this") == entry.text("resno"):
             walk.bind(inner, entry.child("expr"))
             return True
-        if inner.kind == "Column" and inner.fact("column") == entry.text("resname"):
-            if not inner.fact("of"):
-                walk.take(inner)
-                walk.bind(inner, entry.child("expr"))
-                return True
+        named_so = inner.kind == "Column" and inner.fact("column") == entry.text("resname")
+        if named_so and not inner.fact("of"):
+            walk.bind(inner, entry.child("expr"))
+            return True
     composed = walk.attempt(expr, entry.child("expr"), level)
     if composed is None:
         return False

@@ -1,9 +1,9 @@
-"""Composes expressions other than calls of functions: operators, conditionals, literals, casts."""
+"""Composes expressions other than calls: operators, conditionals, literals, casts, subqueries."""
 
 from __future__ import annotations
 
 import re
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
 from headrace import types as t
 from headrace.planner.analyse.nodetree import Node as Tree
@@ -19,33 +19,25 @@ from headrace.planner.front.walk import (
     operand,
     recast,
     refuse,
+    require,
     shell,
 )
 
 _VAR: Final = ("varno", "varattno")
-_INTEGERS: Final = (t.INT2, t.INT4, t.INT8)
+_SIZES: Final = {t.INT2: 2, t.INT4: 4, t.INT8: 8}
 _SYSTEM: Final = {-1: "ctid", -2: "xmin", -3: "cmin", -4: "xmax", -5: "cmax", -6: "tableoid"}
 _TESTS: Final = {
-    ("Boolean", "True", False): "0", ("Boolean", "True", True): "1",
-    ("Boolean", "", False): "2", ("Boolean", "", True): "3",
-    ("Null", "", False): "4", ("Null", "", True): "5",
+    ("Null", "", False): ("0", "4"), ("Null", "", True): ("1", "5"),
+    ("Boolean", "True", False): ("0",), ("Boolean", "True", True): ("1",),
+    ("Boolean", "", False): ("2",), ("Boolean", "", True): ("3",),
 }  # fmt: skip
-"""BoolTestType by what follows IS [NOT]."""
+"""NullTestType and BoolTestType by the words after IS [NOT]; sqlglot reads UNKNOWN as NULL."""
 _PARAMETERS: Final = re.compile(r"\([^)]*\)")
-_PARTS: Final = {
-    "Coalesce": ("COALESCEEXPR", "args"),
-    **dict.fromkeys(("Greatest", "Least"), ("MINMAXEXPR", "args")),
-    "Nullif": ("NULLIFEXPR", "args"),
-    **dict.fromkeys(("Tuple", "Struct"), ("ROWEXPR", "args")),
-    "Array": ("ARRAYEXPR", "elements"),
-}
-"""Kind of Postgres' node, and the field with its parts."""
-_MINMAX: Final = {"Greatest": ("0", "IS_GREATEST"), "Least": ("1", "IS_LEAST")}
-EXISTS, ALL, ANY, ROWCOMPARE, EXPR, ARRAY = 0, 1, 2, 3, 4, 6
+_PARTS: Final = {"Array": "elements"}
+"""Field of a list of expressions, unless it is ``args``."""
+_MINMAX: Final = {"Greatest": "0", "Least": "1"}
+_EXISTS, _ALL, _ANY, _EXPR, _ARRAY = 0, 1, 2, 4, 6
 """SubLinkType."""
-QUERIES: Final = ("Select", "Union", "Intersect", "Except", "Values", "Subquery")
-
-
 
 
 class NegatedForm(Protocol):
@@ -55,86 +47,48 @@ class NegatedForm(Protocol):
         """Compose the negated expression."""
 
 
+# -- leaves
+
+
 def column(walk: Walk, ast: Ast, node: Tree, level: Level) -> Tree:
     """Compose a reference to a column, or to a whole row."""
     walk.take(ast)
     if node.kind == "SQLVALUEFUNCTION":
         return shell(node)
     if node.kind == "FIELDSELECT":
-        inner = node.child("arg")
-        if inner.kind != "VAR":
-            refuse(ast, "it is a field of a computed row")
-        return shell(node, arg=shell(inner))
-    if node.kind != "VAR":
-        refuse(ast, f"Postgres has {node.kind} here")
+        require(ast, node.child("arg"), "VAR")
+        return shell(node, arg=shell(node.child("arg")))
     # As the text names it: a column of a join with an alias is also one of a table.
     index, number = (node.number(f"{name}syn") or node.number(name) for name in _VAR)
     entry = level.up(node.number("varlevelsup")).entry(index)
     called = entry.child("eref")
-    name, table = ast.fact("column"), ast.fact("of")
+    walk.places[ast.id] = entry, number
+    name, table, names = ast.fact("column"), ast.fact("of"), called.items("colnames")
     if number > 0:
-        names = called.items("colnames")
-        found = names[number - 1] if number <= len(names) else None
-    elif number == 0:
-        found, table = called.text("aliasname"), "" if name != "*" else table
-        name = ast.fact("of") if name == "*" else name
-    else:
+        found = names[number - 1]
+    elif number < 0:
         found = _SYSTEM.get(number)
+    else:
+        found, table = called.text("aliasname"), ""
+        name = ast.fact("of") if name == "*" else name
     if found != name or table not in ("", called.text("aliasname")):
         refuse(ast, f'"{name}" is column "{found}" of "{called.text("aliasname")}" for Postgres')
     return shell(node)
 
 
 def literal(walk: Walk, ast: Ast, node: Tree, level: Level, sign: int = 1) -> Tree:
-    """Compose a constant; its type and value are those of Postgres, as far as they agree."""
-    if node.kind != "CONST" or node.flag("constisnull"):
-        refuse(ast, f"Postgres has {node.kind} here")
-    value = node.fields.get("constvalue")
-    written, kind = ast.text("this"), node.number("consttype")
-    if isinstance(value, bytes) and kind in _INTEGERS and not ast.text("is_string"):
-        size = {t.INT2: 2, t.INT4: 4, t.INT8: 8}[kind]
-        if int.from_bytes(value[:size], "little", signed=True) != sign * _integer(written):
-            refuse(ast, "it has another value for Postgres")
-    if isinstance(value, bytes) and kind in (t.TEXT, t.UNKNOWN) and ast.text("is_string"):
-        if _text(value, kind) != written.encode():
-            refuse(ast, "it has another value for Postgres")
-    return shell(node)
-
-
-def _integer(written: str) -> int | None:
-    try:
-        return int(written, 0)
-    except ValueError:
-        return None
-
-
-def _text(value: bytes, kind: int) -> bytes:
-    if kind == t.UNKNOWN:
-        return value.split(b"\0")[0]
-    return value[4:]
-
-
-def negative(walk: Walk, ast: Ast, node: Tree, level: Level) -> Tree:
-    """Compose a negative number, or the operator of one operand."""
-    inner = bare(ast.child("this"))
-    if node.kind == "CONST" and inner.kind == "Literal":
-        walk.bind(inner, node)
-        return literal(walk, inner, node, level, -1)
-    return unary(walk, ast, node, level)
-
-
-def unary(walk: Walk, ast: Ast, node: Tree, level: Level) -> Tree:
-    """Compose an operator of one operand."""
-    _operator(walk, ast, node, words.UNARY[ast.kind])
-    return shell(node, args=walk.all([ast.child("this")], node.nodes("args"), level, ast))
-
-
-def fixed(walk: Walk, ast: Ast, node: Tree, level: Level) -> Tree:
-    """Compose NULL, TRUE or FALSE."""
-    value = node.fields.get("constvalue")
-    if node.kind != "CONST" or node.flag("constisnull") != (ast.kind == "Null"):
-        refuse(ast, f"Postgres has {node.kind} here")
-    if isinstance(value, bytes) and bool(value[0]) != bool(ast.text("this")):
+    """Compose a constant: Postgres' value, which the text must have if the type is simple."""
+    value, kind, written = node.fields.get("constvalue"), node.number("consttype"), ast.text("this")
+    is_string, alike = bool(ast.text("is_string")), True
+    if not isinstance(value, bytes):
+        alike = ast.kind == "Null"
+    elif ast.kind == "Boolean":
+        alike = kind == t.BOOL and bool(value[0]) == bool(written)
+    elif kind in _SIZES and not is_string and written.isdigit():
+        alike = int.from_bytes(value[: _SIZES[kind]], "little", signed=True) == sign * int(written)
+    elif kind in (t.TEXT, t.UNKNOWN) and is_string:
+        alike = (value[4:] if kind == t.TEXT else value.split(b"\0")[0]) == written.encode()
+    if not alike:
         refuse(ast, "it has another value for Postgres")
     return shell(node)
 
@@ -142,10 +96,9 @@ def fixed(walk: Walk, ast: Ast, node: Tree, level: Level) -> Tree:
 def interval(walk: Walk, ast: Ast, node: Tree, level: Level) -> Tree:
     """Compose an interval: a literal, perhaps with a restriction of its fields."""
     walk.take(ast)
-    if form_of(node):
+    if node.kind == "FUNCEXPR":
         return recast(node, interval(walk, ast, operand(node), level))
-    if node.kind != "CONST":
-        refuse(ast, f"Postgres has {node.kind} here")
+    require(ast, node, "CONST")
     return shell(node)
 
 
@@ -175,25 +128,35 @@ def _check_type(walk: Walk, ast: Ast, node: Tree, to: str) -> None:
         refuse(ast, f"it casts to {name}, and Postgres to {found}")
 
 
+# -- operators
+
+
+def negative(walk: Walk, ast: Ast, node: Tree, level: Level) -> Tree:
+    """Compose a negative number, or the operator of one operand."""
+    inner = bare(ast.child("this"))
+    if node.kind == "CONST" and inner.kind == "Literal":
+        walk.bind(inner, node)
+        return literal(walk, inner, node, level, -1)
+    _operator(walk, ast, node, words.UNARY[ast.kind])
+    return shell(node, args=walk.all([ast.child("this")], node.nodes("args"), level, ast))
+
+
 def binary(walk: Walk, ast: Ast, node: Tree, level: Level, *, negated: bool = False) -> Tree:
     """Compose an operator of two operands."""
     name = words.OPERATORS[ast.kind] or ast.text("operator")
-    negated = negated != bool(ast.text("negate"))
-    name = words.NEGATED.get(name, "") if negated else name
+    name = words.NEGATED.get(name, "") if negated != bool(ast.text("negate")) else name
     left, right = _operands(ast)
-    if node.kind in ("SCALARARRAYOPEXPR", "SUBLINK"):
+    if right.kind in ("Any", "All"):
         return _quantified(walk, ast, node, level, name)
-    fields = [_fields(left), _fields(right)]
-    if node.kind in ("BOOLEXPR", "ROWCOMPAREEXPR") and all(fields):
-        return _rows(walk, ast, node, level, name)
     if node.kind == "FUNCEXPR":
         return calls.call(walk, ast, node, level)
+    if node.kind in ("BOOLEXPR", "ROWCOMPAREEXPR"):
+        return _rows(walk, ast, node, level, name)
     _operator(walk, ast, node, name)
     if right.kind == "JSONPath":
         walk.take(right)
         first, second = node.nodes("args")
-        if second.kind != "CONST":
-            refuse(ast, "it is no path for Postgres")
+        require(right, second, "CONST")
         return shell(node, args=[walk.expr(left, first, level), second])
     return shell(node, args=walk.all([left, right], node.nodes("args"), level, ast))
 
@@ -207,143 +170,111 @@ def _operands(ast: Ast) -> tuple[Ast, Ast]:
 
 def _operator(walk: Walk, ast: Ast, node: Tree, name: str, kind: str = "OPEXPR") -> None:
     """Refuse a node that is not operator ``name``."""
-    if node.kind != kind:
-        refuse(ast, f"Postgres has {node.kind} here")
-    found = walk.names.name("operator", node.number("opno"))
+    require(ast, node, kind)
+    number = node.number("opno") if "opno" in node.fields else node.numbers("opnos")[0]
+    found = walk.names.name("operator", number)
     if found != name:
         refuse(ast, f"operator {found} for Postgres")
 
 
-def _fields(ast: Ast) -> list[Ast]:
-    """Return the fields of a row constructor; empty for anything else."""
+def _fields(walk: Walk, ast: Ast) -> list[Ast]:
+    """Return the fields of a row constructor, or the expression itself."""
     ast = bare(ast)
-    if ast.kind == "Anonymous" and ast.fact("called").lower() == "row":
-        return ast.nodes("expressions")
-    return ast.nodes("expressions") if ast.kind in ("Tuple", "Struct") else []
+    if ast.kind not in ("Tuple", "Struct") and ast.fact("called").lower() != "row":
+        return [ast]
+    walk.read.add(ast.id)
+    return ast.nodes("expressions")
 
 
 def _rows(walk: Walk, ast: Ast, node: Tree, level: Level, name: str) -> Tree:
     """Compose the comparison of two rows, field by field."""
-    left, right = bare(ast.child("this")), bare(ast.child("expression"))
-    walk.read.update((left.id, right.id))
+    left, right = (_fields(walk, one) for one in _operands(ast))
     if node.kind == "ROWCOMPAREEXPR":
-        first = walk.names.name("operator", node.numbers("opnos")[0])
-        if first != name:
-            refuse(ast, f"operator {first} for Postgres")
-        return shell(
-            node,
-            largs=walk.all(_fields(left), node.nodes("largs"), level, left),
-            rargs=walk.all(_fields(right), node.nodes("rargs"), level, right),
-        )
-    args = node.nodes("args")
-    wanted = "or" if name == "<>" else "and"
-    pairs = list(zip(_fields(left), _fields(right), strict=False))
-    if len(pairs) != len(args) or node.text("boolop") != wanted:
-        refuse(ast, "rows of another length for Postgres")
+        _operator(walk, ast, node, name, node.kind)
+        largs = walk.all(left, node.nodes("largs"), level, ast)
+        return shell(node, largs=largs, rargs=walk.all(right, node.nodes("rargs"), level, ast))
+    if node.text("boolop") != ("or" if name == "<>" else "and") or len(left) != len(right):
+        refuse(ast, "another comparison for Postgres")
     made = []
-    for pair, arg in zip(pairs, args, strict=True):
-        _operator(walk, ast, arg, name)
-        made.append(shell(arg, args=walk.all(list(pair), arg.nodes("args"), level, ast)))
+    for pair, test in zip(zip(left, right, strict=True), node.nodes("args"), strict=True):
+        _operator(walk, ast, test, name)
+        made.append(shell(test, args=walk.all(list(pair), test.nodes("args"), level, ast)))
     return shell(node, args=made)
 
 
 def _quantified(walk: Walk, ast: Ast, node: Tree, level: Level, name: str) -> Tree:
     """Compose a comparison with ANY or ALL of an array or a query."""
-    left, right = ast.child("this"), ast.child("expression")
-    every = right.kind == "All"
-    if right.kind not in ("Any", "All"):
-        refuse(ast, f"Postgres has {node.kind} here")
+    left, right = _operands(ast)
     walk.bind(right, node)
-    inner = bare(right.child("this"))
+    every, inner = right.kind == "All", bare(right.child("this"))
     if node.kind == "SUBLINK":
-        if node.number("subLinkType") != (ALL if every else ANY):
-            refuse(ast, "another kind of subquery for Postgres")
-        return _tested(walk, ast, node, level, (left, inner, name))
-    found = walk.names.name("operator", node.number("opno"))
-    if found != name or node.flag("useOr") == every:
-        refuse(ast, f"operator {found} for Postgres")
+        kind = _ALL if every else _ANY
+        return _tested(walk, ast, node, level, (left, inner, name, kind))
+    _operator(walk, ast, node, name, "SCALARARRAYOPEXPR")
+    if node.flag("useOr") == every:
+        refuse(ast, "the other one of ANY and ALL for Postgres")
     return shell(node, args=walk.all([left, inner], node.nodes("args"), level, ast))
 
 
 def _tested(
-    walk: Walk, ast: Ast, node: Tree, level: Level, parts: tuple[Ast, Ast, str]
+    walk: Walk, ast: Ast, node: Tree, level: Level, parts: tuple[Ast, Ast, str, int]
 ) -> Tree:
     """Compose the comparison of an expression or a row with the rows of a query."""
-    left, query, name = parts
-    test = node.child("testexpr")
-    fields = _fields(left) or [left]
-    if len(fields) > 1:
-        walk.read.add(bare(left).id)
-    if test.kind == "ROWCOMPAREEXPR":
-        largs = walk.all(fields, test.nodes("largs"), level, ast)
-        composed = shell(test, largs=largs, rargs=test.nodes("rargs"))
-    elif test.kind == "BOOLEXPR":
-        args = test.nodes("args")
-        if len(args) != len(fields):
-            refuse(ast, "rows of another length for Postgres")
-        tests = [_one_test(walk, ast, a, level, (f, name)) for f, a in zip(fields, args)]
-        composed = shell(test, args=tests)
-    else:
-        composed = _one_test(walk, ast, test, level, (fields[0], name))
-    return shell(node, testexpr=composed, subselect=walk.query(walk, query, node.child("subselect"), level))
-
-
-def _one_test(walk: Walk, ast: Ast, test: Tree, level: Level, part: tuple[Ast, str]) -> Tree:
-    field, name = part
-    _operator(walk, ast, test, name)
-    left, right = test.nodes("args")
-    return shell(test, args=[walk.expr(field, left, level), right])
-
-
-def subquery(walk: Walk, ast: Ast, node: Tree, level: Level) -> Tree:
-    """Compose a scalar subquery, EXISTS or ARRAY (SELECT …)."""
-    kind = {"Exists": EXISTS, "Array": ARRAY}.get(ast.kind, EXPR)
-    if node.kind != "SUBLINK" or node.number("subLinkType") != kind:
-        refuse(ast, f"Postgres has {node.kind} here")
-    query = ast
-    if kind == EXISTS:
-        query = ast.child("this")
-    elif kind == ARRAY:
-        [query] = ast.nodes("expressions")
-    composed = walk.query(walk, bare(query), node.child("subselect"), level)
-    return shell(node, subselect=composed)
+    left, query, name, kind = parts
+    if node.number("subLinkType") != kind:
+        refuse(ast, "another kind of subquery for Postgres")
+    test, fields = node.child("testexpr"), _fields(walk, left)
+    single = test.nodes("args") if test.kind == "BOOLEXPR" else [test]
+    made = []
+    for field, one in zip(fields, single, strict=True):
+        _operator(walk, ast, one, name)
+        first, second = one.nodes("args")
+        made.append(shell(one, args=[walk.expr(field, first, level), second]))
+    composed = walk.query(walk, query, node.child("subselect"), level)
+    whole = shell(test, args=made) if test.kind == "BOOLEXPR" else made[0]
+    return shell(node, testexpr=whole, subselect=composed)
 
 
 def within(walk: Walk, ast: Ast, node: Tree, level: Level, *, negated: bool = False) -> Tree:
     """Compose [NOT] IN: a subquery, an array, or comparisons in a row."""
     negated = negated != bool(ast.text("negate"))
-    name, left = "<>" if negated else "=", ast.child("this")
-    items = ast.nodes("expressions")
+    items, left = ast.nodes("expressions"), ast.child("this")
     query = ast.node("query") or (items[0] if items and items[0].kind == "Values" else None)
     if query is not None:
-        if node.kind != "SUBLINK" or node.number("subLinkType") != ANY:
-            refuse(ast, f"Postgres has {node.kind} here")
-        return _tested(walk, ast, node, level, (left, bare(query), "="))
-    units = node.nodes("args") if node.kind == "BOOLEXPR" and len(items) > 1 else [node]
-    if len(units) > 1 and node.text("boolop") != ("and" if negated else "or"):
+        require(ast, node, "SUBLINK")
+        return _tested(walk, ast, node, level, (left, bare(query), "=", _ANY))
+    many = node.kind == "BOOLEXPR" and len(items) > 1
+    if many and node.text("boolop") != ("and" if negated else "or"):
         refuse(ast, "Postgres joins the comparisons otherwise")
-    made = []
-    waiting = list(items)
-    for unit in units:
+    made: list[Tree] = []
+    for unit in node.nodes("args") if many else [node]:
         if unit.kind == "SCALARARRAYOPEXPR":
-            first, array = unit.nodes("args")
-            plain = [one for one in waiting if not _reads_columns(one)]
-            waiting = [one for one in waiting if _reads_columns(one)]
-            if walk.names.name("operator", unit.number("opno")) != name or unit.flag("useOr") == negated:
-                refuse(ast, "another operator for Postgres")
-            inner = operand(array) if implicit(array) else array
-            elements = walk.all(plain, inner.nodes("elements"), level, ast)
-            listed: Tree = shell(inner, elements=elements)
-            listed = recast(array, listed) if inner is not array else listed
-            made.append(shell(unit, args=[walk.expr(left, first, level), listed]))
-        elif not waiting:
-            refuse(ast, "it has fewer items than for Postgres")
-        else:
-            equal = Ast(ast.id, "NEQ" if negated else "EQ", ast.at, ast.data, {"this": left, "expression": waiting.pop(0)})
+            # Items that read columns are compared one by one, after the others.
+            plain = [one for one in items if not _reads_columns(one)]
+            items = [one for one in items if _reads_columns(one)]
+            made.append(_listed(walk, ast, unit, level, (plain, negated)))
+        elif items:
+            one = {"this": left, "expression": items[0]}
+            equal = Ast(ast.id, "NEQ" if negated else "EQ", ast.at, ast.data, one)
             made.append(binary(walk, equal, unit, level))
-    if waiting:
+            items = items[1:]
+    if items:
         refuse(ast, "it has more items than for Postgres")
-    return shell(node, args=made) if node.kind == "BOOLEXPR" and len(items) > 1 else made[0]
+    return shell(node, args=made) if many else made[0]
+
+
+def _listed(walk: Walk, ast: Ast, node: Tree, level: Level, items: tuple[list[Ast], bool]) -> Tree:
+    """Compose the comparison with an array of the items of IN."""
+    plain, negated = items
+    _operator(walk, ast, node, "<>" if negated else "=", node.kind)
+    if node.flag("useOr") == negated:
+        refuse(ast, "the other one of ANY and ALL for Postgres")
+    first, array = node.nodes("args")
+    inner = operand(array) if implicit(array) else array
+    require(ast, inner, "ARRAYEXPR")
+    made = shell(inner, elements=walk.all(plain, inner.nodes("elements"), level, ast))
+    made = made if inner is array else recast(array, made)
+    return shell(node, args=[walk.expr(ast.child("this"), first, level), made])
 
 
 def _reads_columns(ast: Ast) -> bool:
@@ -353,12 +284,11 @@ def _reads_columns(ast: Ast) -> bool:
 def between(walk: Walk, ast: Ast, node: Tree, level: Level, *, negated: bool = False) -> Tree:
     """Compose [NOT] BETWEEN: two comparisons of the same expression."""
     negated = negated != bool(ast.text("negate"))
-    operators = ("<", ">") if negated else (">=", "<=")
-    parts = node.nodes("args")
-    if node.text("boolop") != ("or" if negated else "and") or len(parts) != 2 or ast.text("symmetric"):
+    if ast.text("symmetric") or node.text("boolop") != ("or" if negated else "and"):
         refuse(ast, f"Postgres has {node.kind} here")
     made = []
-    for part, name, limit in zip(parts, operators, ("low", "high"), strict=True):
+    names = ("<", ">") if negated else (">=", "<=")
+    for part, name, limit in zip(node.nodes("args"), names, ("low", "high"), strict=True):
         _operator(walk, ast, part, name)
         args = [ast.child("this"), ast.child(limit)]
         made.append(shell(part, args=walk.all(args, part.nodes("args"), level, ast)))
@@ -368,7 +298,7 @@ def between(walk: Walk, ast: Ast, node: Tree, level: Level, *, negated: bool = F
 def negation(walk: Walk, ast: Ast, node: Tree, level: Level) -> Tree:
     """Compose NOT, or the negated operator that stands for it."""
     inner = ast.child("this")
-    if node.kind == "BOOLEXPR" and node.text("boolop") == "not":
+    if node.text("boolop") == "not":
         return shell(node, args=walk.all([inner], node.nodes("args"), level, ast))
     form = _NEGATED.get(inner.kind)
     if form is None:
@@ -379,7 +309,7 @@ def negation(walk: Walk, ast: Ast, node: Tree, level: Level) -> Tree:
 
 def logic(walk: Walk, ast: Ast, node: Tree, level: Level) -> Tree:
     """Compose AND or OR; a chain to the left is one node."""
-    if node.kind != "BOOLEXPR" or node.text("boolop") != ast.kind.lower():
+    if node.text("boolop") != ast.kind.lower():
         refuse(ast, f"Postgres has {node.kind} here")
     parts: list[Ast] = []
     one = ast
@@ -391,130 +321,124 @@ def logic(walk: Walk, ast: Ast, node: Tree, level: Level) -> Tree:
 
 
 def test(walk: Walk, ast: Ast, node: Tree, level: Level) -> Tree:
-    """Compose IS [NOT] NULL, TRUE, FALSE, UNKNOWN or DISTINCT FROM."""
-    inner, right, negated = ast.child("this"), ast.node("expression"), bool(ast.text("negate"))
-    if right is None:
-        refuse(ast, "it tests for nothing")
-    if node.kind == "BOOLEXPR" and node.text("boolop") == "not" and right.kind not in ("Null", "Boolean"):
-        return shell(node, args=[distinct(walk, ast, node.nodes("args")[0], level)])
+    """Compose IS [NOT] NULL, TRUE, FALSE or UNKNOWN."""
+    right = ast.child("expression")
     walk.take(right)
-    if node.kind == "NULLTEST":
-        if right.kind != "Null" or node.text("nulltesttype") not in (("1", "IS_NOT_NULL") if negated else ("0", "IS_NULL")):
-            refuse(ast, "another test for Postgres")
-    elif node.kind == "BOOLEANTEST":
-        wanted = _TESTS.get((right.kind, right.text("this"), negated))
-        if node.text("booltesttype") != wanted:
-            refuse(ast, "another test for Postgres")
-    else:
-        refuse(ast, f"Postgres has {node.kind} here")
-    return shell(node, arg=walk.expr(inner, node.child("arg"), level))
+    wanted = _TESTS.get((right.kind, right.text("this"), bool(ast.text("negate"))), ())
+    if (node.text("nulltesttype") or node.text("booltesttype")) not in wanted:
+        refuse(ast, "another test for Postgres")
+    return shell(node, arg=walk.expr(ast.child("this"), node.child("arg"), level))
 
 
 def distinct(walk: Walk, ast: Ast, node: Tree, level: Level) -> Tree:
     """Compose IS [NOT] DISTINCT FROM."""
-    if ast.kind == "NullSafeEQ" and node.kind == "BOOLEXPR":
-        if node.text("boolop") != "not":
-            refuse(ast, "another test for Postgres")
-        [inner] = node.nodes("args")
-        return shell(node, args=[_distinct(walk, ast, inner, level)])
-    if ast.kind == "NullSafeEQ" and node.kind != "NULLTEST":
-        refuse(ast, f"Postgres has {node.kind} here")
-    return _distinct(walk, ast, node, level)
-
-
-def _distinct(walk: Walk, ast: Ast, node: Tree, level: Level) -> Tree:
-    left, right = ast.child("this"), ast.child("expression")
+    equal, parts = ast.kind == "NullSafeEQ", [ast.child("this"), ast.child("expression")]
     if node.kind == "NULLTEST":
-        # Postgres tests for NULL where one of the operands is a literal NULL.
-        first, second = (left, right) if bare(right).kind == "Null" else (right, left)
+        # One of the operands is a literal NULL.
+        first, second = parts if bare(parts[1]).kind == "Null" else reversed(parts)
         walk.take(second)
-        wanted = ("0", "IS_NULL") if ast.kind == "NullSafeEQ" else ("1", "IS_NOT_NULL")
-        if bare(second).kind != "Null" or node.text("nulltesttype") not in wanted:
+        if bare(second).kind != "Null" or node.text("nulltesttype") != ("0" if equal else "1"):
             refuse(ast, "another test for Postgres")
         return shell(node, arg=walk.expr(first, node.child("arg"), level))
-    _operator(walk, ast, node, "=", "DISTINCTEXPR")
-    return shell(node, args=walk.all([left, right], node.nodes("args"), level, ast))
+    inner = node
+    if equal:
+        require(ast, node, "BOOLEXPR")
+        [inner] = node.nodes("args")
+    _operator(walk, ast, inner, "=", "DISTINCTEXPR")
+    made = shell(inner, args=walk.all(parts, inner.nodes("args"), level, ast))
+    return shell(node, args=[made]) if equal else made
+
+
+def escape(walk: Walk, ast: Ast, node: Tree, level: Level, *, negated: bool = False) -> Tree:
+    """Compose LIKE … ESCAPE: the pattern is an argument of ``like_escape``."""
+    like = ast.child("this")
+    name = words.OPERATORS[like.kind]
+    negated = negated != bool(like.text("negate"))
+    _operator(walk, ast, node, words.NEGATED[name] if negated else name)
+    walk.bind(like, node)
+    left, pattern = node.nodes("args")
+    require(ast, pattern, "FUNCEXPR")
+    pair = [like.child("expression"), ast.child("expression")]
+    escaped = shell(pattern, args=walk.all(pair, pattern.nodes("args"), level, ast))
+    return shell(node, args=[walk.expr(like.child("this"), left, level), escaped])
+
+
+_NEGATED: Final[dict[str, NegatedForm]] = {
+    "In": within,
+    "Between": between,
+    "Escape": escape,
+    **dict.fromkeys(("Like", "ILike", "RegexpLike", "RegexpILike", "SimilarTo", "EQ"), binary),
+}
+
+
+# -- with parts
 
 
 def conditional(walk: Walk, ast: Ast, node: Tree, level: Level) -> Tree:
     """Compose CASE."""
-    branches, whens = ast.nodes("ifs"), node.nodes("args")
-    if node.kind != "CASEEXPR" or len(branches) != len(whens):
-        refuse(ast, f"Postgres has {node.kind} here")
     value = walk.maybe(ast.node("this"), node.node("arg"), level, ast)
     made = []
-    for branch, when in zip(branches, whens, strict=True):
+    for branch, when in zip(ast.nodes("ifs"), node.nodes("args"), strict=True):
         walk.bind(branch, when)
-        condition = when.child("expr")
+        condition, written = when.child("expr"), branch.child("this")
         if value is None:
-            composed = walk.expr(branch.child("this"), condition, level)
+            composed = walk.expr(written, condition, level)
         else:
             _operator(walk, branch, condition, "=")
             tested, other = condition.nodes("args")
-            composed = shell(condition, args=[tested, walk.expr(branch.child("this"), other, level)])
+            composed = shell(condition, args=[tested, walk.expr(written, other, level)])
         result = walk.expr(branch.child("true"), when.child("result"), level)
         made.append(shell(when, expr=composed, result=result))
-    default, found = ast.node("default"), node.child("defresult")
-    if default is not None:
-        found = walk.expr(default, found, level)
-    elif not _is_null(found):
-        refuse(ast, "it has an ELSE for Postgres")
-    return shell(node, arg=value, args=made, defresult=found)
-
-
-def _is_null(node: Tree) -> bool:
-    while implicit(node):
-        node = operand(node)
-    return node.kind == "CONST" and node.flag("constisnull")
+    # Without ELSE, Postgres has NULL.
+    default = ast.node("default") or Ast("", "Null", ast.at, {})
+    result = walk.expr(default, node.child("defresult"), level)
+    return shell(node, arg=value, args=made, defresult=result)
 
 
 def parts(walk: Walk, ast: Ast, node: Tree, level: Level) -> Tree:
     """Compose COALESCE, GREATEST, LEAST, NULLIF, a row or an array: a list of expressions."""
-    kind, field = _PARTS[ast.kind]
-    if ast.kind == "Array" and node.kind == "SUBLINK":
+    if node.kind == "SUBLINK":
         return subquery(walk, ast, node, level)
-    if node.kind != kind:
-        refuse(ast, f"Postgres has {node.kind} here")
-    if kind == "MINMAXEXPR" and node.text("op") not in _MINMAX[ast.kind]:
+    if ast.kind in _MINMAX and node.text("op") != _MINMAX[ast.kind]:
         refuse(ast, "the other extreme for Postgres")
+    field = _PARTS.get(ast.kind, "args")
     first = [one for one in (ast.node("this"), ast.node("expression")) if one is not None]
     made = walk.all([*first, *ast.nodes("expressions")], node.nodes(field), level, ast)
     return shell(node, **{field: made})
 
 
+def subquery(walk: Walk, ast: Ast, node: Tree, level: Level) -> Tree:
+    """Compose a scalar subquery, EXISTS or ARRAY (SELECT …)."""
+    kind = {"Exists": _EXISTS, "Array": _ARRAY}.get(ast.kind, _EXPR)
+    if node.number("subLinkType") != kind:
+        refuse(ast, "another kind of subquery for Postgres")
+    query = ast
+    if kind != _EXPR:
+        [query] = ast.inputs()
+    return shell(node, subselect=walk.query(walk, bare(query), node.child("subselect"), level))
+
+
 def subscript(walk: Walk, ast: Ast, node: Tree, level: Level) -> Tree:
-    """Compose the element or the slice of an array."""
-    if node.kind != "SUBSCRIPTINGREF":
-        refuse(ast, f"Postgres has {node.kind} here")
-    upper, lower = node.nodes("refupperindexpr"), node.nodes("reflowerindexpr")
-    made: list[Tree] = []
-    below: list[Tree] = []
-    inner: Ast | None = ast
-    chain: list[Ast] = []
-    while inner is not None and inner.kind == "Bracket":
-        chain.append(inner)
+    """Compose the elements or the slice of an array."""
+    chain, inner = [], ast
+    while inner.kind == "Bracket":
         walk.bind(inner, node)
+        chain.append(inner)
         inner = bare(inner.child("this"))
     indexes = [one for each in reversed(chain) for one in each.nodes("expressions")]
-    if inner is None or len(indexes) != len(upper):
-        refuse(ast, "another number of subscripts for Postgres")
-    for place, index in enumerate(indexes):
+    lower = iter(node.nodes("reflowerindexpr"))
+    above, below = [], []
+    for index, upper in zip(indexes, node.nodes("refupperindexpr"), strict=True):
+        first, last = None, index
         if index.kind == "Slice":
             walk.bind(index, node)
-            made.append(_index(walk, index.child("expression"), upper[place], level))
-            below.append(_index(walk, index.child("this"), lower[place], level))
-        else:
-            made.append(_index(walk, index, upper[place], level))
+            first, last = index.child("this"), index.child("expression")
+        above.append(_index(walk, last, upper, level))
+        if (found := next(lower, None)) is not None:
             # One slice makes all subscripts slices, from 1.
-            below += [n for n in lower[place : place + 1] if n.kind == "CONST"]
-    if len(below) != len(lower):
-        refuse(ast, "another slice for Postgres")
-    return shell(
-        node,
-        refexpr=walk.expr(inner, node.child("refexpr"), level),
-        refupperindexpr=made,
-        reflowerindexpr=below,
-    )
+            below.append(_index(walk, first, found, level) if first is not None else found)
+    whole = walk.expr(inner, node.child("refexpr"), level)
+    return shell(node, refexpr=whole, refupperindexpr=above, reflowerindexpr=below)
 
 
 def _index(walk: Walk, ast: Ast, node: Tree, level: Level) -> Tree:
@@ -527,40 +451,15 @@ def _index(walk: Walk, ast: Ast, node: Tree, level: Level) -> Tree:
 
 def field(walk: Walk, ast: Ast, node: Tree, level: Level) -> Tree:
     """Compose the field of a row, or a function with a schema."""
-    inner = ast.child("expression")
+    inner, left = ast.child("expression"), ast.child("this")
     if node.kind == "FIELDSELECT":
         walk.take(inner)
-        return shell(node, arg=walk.expr(ast.child("this"), node.child("arg"), level))
-    walk.take(ast.child("this"))
+        return shell(node, arg=walk.expr(left, node.child("arg"), level))
+    walk.take(left)
     return walk.expr(inner, node, level)
 
 
 def collation(walk: Walk, ast: Ast, node: Tree, level: Level) -> Tree:
     """Compose COLLATE."""
     walk.take(ast.child("expression"))
-    if node.kind != "COLLATEEXPR":
-        refuse(ast, f"Postgres has {node.kind} here")
     return shell(node, arg=walk.expr(ast.child("this"), node.child("arg"), level))
-
-
-def escape(walk: Walk, ast: Ast, node: Tree, level: Level, *, negated: bool = False) -> Tree:
-    """Compose LIKE … ESCAPE: the pattern is an argument of ``like_escape``."""
-    like = ast.child("this")
-    negated = negated != bool(like.text("negate"))
-    name = words.OPERATORS[like.kind]
-    _operator(walk, ast, node, words.NEGATED[name] if negated else name)
-    walk.bind(like, node)
-    left, pattern = node.nodes("args")
-    if pattern.kind != "FUNCEXPR":
-        refuse(ast, "it has no ESCAPE for Postgres")
-    pair = [like.child("expression"), ast.child("expression")]
-    escaped = shell(pattern, args=walk.all(pair, pattern.nodes("args"), level, ast))
-    return shell(node, args=[walk.expr(like.child("this"), left, level), escaped])
-
-
-_NEGATED: Final[dict[str, NegatedForm]] = {
-    "In": within,
-    "Between": between,
-    "Escape": escape,
-    **dict.fromkeys(("Like", "ILike", "RegexpLike", "RegexpILike", "SimilarTo", "EQ"), binary),
-}

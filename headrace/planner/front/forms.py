@@ -1,4 +1,4 @@
-"""The form of each class of sqlglot's expressions."""
+"""The form of each class of sqlglot's expressions, and the Postgres nodes that it may be."""
 
 from __future__ import annotations
 
@@ -7,43 +7,37 @@ from typing import Final
 from headrace.planner.front import calls, expressions, words
 from headrace.planner.front.walk import Form
 
+_QUERIES: Final = ("Select", "Union", "Intersect", "Except", "Subquery", "Exists")
+_LITERALS: Final = ("Literal", "Null", "Boolean", "BitString", "ByteString", "HexString")
+_ANY: Final[tuple[str, ...]] = ()
 
-class _Forms(dict[str, Form]):
-    """Forms by class; any other class is the call of a function, if it says a name."""
-
-    def get(self, kind: str, default: Form | None = None) -> Form:  # type: ignore[override]
-        """Return the form of a class."""
-        return super().get(kind, default) or calls.call
-
-
-FORMS: Final = _Forms(
-    {
-        **dict.fromkeys(words.OPERATORS, expressions.binary),
-        **dict.fromkeys(("And", "Or"), expressions.logic),
-        **dict.fromkeys(("NullSafeEQ", "NullSafeNEQ"), expressions.distinct),
-        **dict.fromkeys(("Null", "Boolean"), expressions.fixed),
-        **dict.fromkeys(("Select", "Union", "Intersect", "Except"), expressions.subquery),
-        **dict.fromkeys(("Subquery", "Exists"), expressions.subquery),
-        **dict.fromkeys(("Filter", "WithinGroup"), calls.filtered),
-        **dict.fromkeys(
-            ("Coalesce", "Greatest", "Least", "Nullif", "Tuple", "Struct", "Array"),
-            expressions.parts,
-        ),
-        "Column": expressions.column,
-        "Literal": expressions.literal,
-        "Neg": expressions.negative,
-        "BitwiseNot": expressions.unary,
-        "Interval": expressions.interval,
-        "Cast": expressions.cast,
-        "In": expressions.within,
-        "Between": expressions.between,
-        "Not": expressions.negation,
-        "Is": expressions.test,
-        "Case": expressions.conditional,
-        "Bracket": expressions.subscript,
-        "Dot": expressions.field,
-        "Collate": expressions.collation,
-        "Escape": expressions.escape,
-        "Window": calls.windowed,
-    }
-)
+FORMS: Final[dict[str, tuple[Form, tuple[str, ...]]]] = {
+    **dict.fromkeys(words.OPERATORS, (expressions.binary, _ANY)),
+    **dict.fromkeys(("And", "Or"), (expressions.logic, ("BOOLEXPR",))),
+    **dict.fromkeys(("NullSafeEQ", "NullSafeNEQ"), (expressions.distinct, _ANY)),
+    **dict.fromkeys(_LITERALS, (expressions.literal, ("CONST",))),
+    **dict.fromkeys(_QUERIES, (expressions.subquery, ("SUBLINK",))),
+    **dict.fromkeys(("Filter", "WithinGroup"), (calls.filtered, ("AGGREF",))),
+    **dict.fromkeys(("Greatest", "Least"), (expressions.parts, ("MINMAXEXPR",))),
+    **dict.fromkeys(("Tuple", "Struct"), (expressions.parts, ("ROWEXPR",))),
+    "Coalesce": (expressions.parts, ("COALESCEEXPR",)),
+    "Nullif": (expressions.parts, ("NULLIFEXPR",)),
+    "Array": (expressions.parts, ("ARRAYEXPR", "SUBLINK")),
+    "Column": (expressions.column, ("VAR", "FIELDSELECT", "SQLVALUEFUNCTION")),
+    "Neg": (expressions.negative, _ANY),
+    "BitwiseNot": (expressions.negative, _ANY),
+    "Interval": (expressions.interval, _ANY),
+    "Cast": (expressions.cast, _ANY),
+    "In": (expressions.within, _ANY),
+    "Between": (expressions.between, ("BOOLEXPR",)),
+    "Not": (expressions.negation, _ANY),
+    "Is": (expressions.test, ("NULLTEST", "BOOLEANTEST")),
+    "Case": (expressions.conditional, ("CASEEXPR",)),
+    "Bracket": (expressions.subscript, ("SUBSCRIPTINGREF",)),
+    "Dot": (expressions.field, _ANY),
+    "Collate": (expressions.collation, ("COLLATEEXPR",)),
+    "Escape": (expressions.escape, _ANY),
+    "Window": (calls.windowed, ("WINDOWFUNC",)),
+}
+CALL: Final = (calls.call, _ANY)
+"""The form of any other class: a call of a function, if it says a name."""

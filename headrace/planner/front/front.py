@@ -6,9 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from headrace.errors import BugError
 from headrace.planner.analyse.nodetree import Node as Tree
 from headrace.planner.analyse.nodetree import same
-from headrace.planner.front.forms import FORMS
+from headrace.planner.front.forms import CALL, FORMS
 from headrace.planner.front.names import Names
 from headrace.planner.front.queries import query
 from headrace.planner.front.syntax import Ast, Different, tree
@@ -31,7 +32,7 @@ class Composed:
 def compose(nodes: Sequence[Mapping[str, Any]], analysed: Tree, names: Names) -> Composed:
     """Compose the query that ``nodes`` (``reading.trees.plain``) are the syntax tree of."""
     root = tree(nodes)
-    walk = Walk(names, FORMS, query)
+    walk = Walk(names, FORMS, CALL, query)
     try:
         made = query(walk, root, analysed, None)
         for node in root.walk():
@@ -41,6 +42,9 @@ def compose(nodes: Sequence[Mapping[str, Any]], analysed: Tree, names: Names) ->
             raise Different("the query is composed otherwise")
     except Different as found:
         return Composed(None, root, walk, found.message, found.at)
+    except (BugError, LookupError, TypeError, ValueError, AssertionError) as error:
+        # Both trees are of other programs: a form that was not foreseen must not end planning.
+        return Composed(None, root, walk, f"the comparison failed: {type(error).__name__}")
     except RecursionError:
         return Composed(None, root, walk, "it is nested too deeply")
     return Composed(made, root, walk)

@@ -61,7 +61,9 @@ class Names:
 def read(conn: Connection, tree: Tree) -> Names:
     """Return the names of the operators, functions, relations and types of ``tree``."""
     rows = conn.execute(_NAMES, {k: sorted(v) for k, v in mentioned(tree).items()}).fetchall()
-    return Names({(kind, int(oid)): Name(name, shown, more) for kind, oid, name, shown, more in rows})
+    return Names(
+        {(kind, int(oid)): Name(name, shown, more) for kind, oid, name, shown, more in rows}
+    )
 
 
 def mentioned(tree: Tree) -> dict[str, set[int]]:

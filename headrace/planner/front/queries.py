@@ -129,12 +129,8 @@ def _entries(walk: Walk, entries: dict[int, Tree], level: Level) -> list[Tree] |
     for index, entry in enumerate(level.query.nodes("rtable"), 1):
         if index in entries:
             out.append(entries[index])
-        elif index < _first(level):
+        elif index < _first(level) or entry.number("rtekind") == GROUP:
             out.append(entry)
-        elif entry.number("rtekind") == GROUP:
-            exprs = [level.targets.get(id(e)) for e in entry.nodes("groupexprs")]
-            grouped = [e for e in exprs if e is not None]
-            out.append(_copied(entry, groupexprs=grouped or entry.nodes("groupexprs")))
     return out or None
 
 
@@ -259,15 +255,11 @@ class _From:
             self._check_name(ast, entry)
             return {}
         if kind == SUBQUERY:
-            below = ast.child("this") if ast.kind == "Lateral" else ast
-            if ast.kind == "Lateral" or ast.kind == "Subquery":
-                inner = below
-            else:
-                inner = ast
+            inner = ast.child("this") if ast.kind == "Lateral" else ast
             return {"subquery": walk.query(walk, inner, entry.child("subquery"), self._level)}
-        if kind == FUNCTION:
-            return {"functions": self._functions(ast, entry)}
-        refuse(ast, "an item of this kind is not compared")
+        if kind != FUNCTION:
+            refuse(ast, "an item of this kind is not compared")
+        return {"functions": self._functions(ast, entry)}
 
     def _check_name(self, ast: Ast, entry: Tree) -> None:
         """Refuse another relation, or WITH query, than Postgres has."""
@@ -296,7 +288,6 @@ class _From:
             composed = self._walk.expr(one, function.child("funcexpr"), self._level)
             made.append(shell(function, funcexpr=composed))
         return made
-
 
 
 def _holds_joins(inner: Ast) -> bool:
@@ -393,12 +384,10 @@ def _group(walk: Walk, ast: Ast, made: Tree, level: Level) -> None:
     walk.read.add(clause.id)
     items = clause.nodes("expressions")
     flat = [one for item in items for one in _flat(walk, item)]
-    grouped = clauses(walk, flat, node.nodes("groupClause"), node.nodes("targetList"), level, named=True)
+    grouped = clauses(
+        walk, flat, node.nodes("groupClause"), node.nodes("targetList"), level, named=True
+    )
     made.fields["groupClause"] = grouped or None
-    for entry in node.nodes("rtable"):
-        for place, expr in enumerate(entry.nodes("groupexprs")):
-            target = next((e for e in node.nodes("targetList") if e.number("ressortgroupref") == grouped[place].number("tleSortGroupRef")), None)
-            del target, expr
     if node.nodes("groupingSets"):
         made.fields["groupingSets"] = _sets(walk, items, node.nodes("groupingSets"), node, level)
 
@@ -447,13 +436,13 @@ def _unnested(walk: Walk, sets: Ast) -> list[Ast]:
 
 def _reference(walk: Walk, part: Ast, node: Tree, level: Level) -> int:
     """Return the number by which the target list has a grouped expression."""
-    for clause in node.nodes("groupClause"):
-        if clauses_of(walk, part, clause, node, level):
-            return clause.number("tleSortGroupRef")
-    refuse(part, "Postgres groups by other expressions")
+    found = [c for c in node.nodes("groupClause") if _is_clause(walk, part, c, node, level)]
+    if not found:
+        refuse(part, "Postgres groups by other expressions")
+    return found[0].number("tleSortGroupRef")
 
 
-def clauses_of(walk: Walk, part: Ast, clause: Tree, node: Tree, level: Level) -> bool:
+def _is_clause(walk: Walk, part: Ast, clause: Tree, node: Tree, level: Level) -> bool:
     """Return whether an expression is that of a clause."""
     try:
         clauses(walk, [part], [clause], node.nodes("targetList"), level, named=True)
@@ -477,7 +466,7 @@ def _distinct(walk: Walk, ast: Ast, made: Tree, level: Level) -> None:
         inner = bare(on)
         walk.read.add(inner.id)
         wanted = inner.nodes("expressions") if inner.kind == "Tuple" else [inner]
-        if any(not any(clauses_of(walk, one, c, node, level) for c in found) for one in wanted):
+        if any(not any(_is_clause(walk, one, c, node, level) for c in found) for one in wanted):
             refuse(clause, "Postgres has other expressions in DISTINCT ON")
     else:
         refs = {c.number("tleSortGroupRef") for c in found}
@@ -577,8 +566,8 @@ def _values(walk: Walk, ast: Ast, made: Tree, level: Level) -> None:
     for row, trees in zip(rows, found, strict=True):
         walk.read.add(row.id)
         inner = row.nodes("expressions") if row.kind == "Tuple" else [bare(row)]
-        trees = [one for one in trees if isinstance(one, Tree)] if isinstance(trees, list) else []
-        lists.append(walk.all(inner, trees, level, row))
+        there = trees if isinstance(trees, list) else []
+        lists.append(walk.all(inner, [n for n in there if isinstance(n, Tree)], level, row))
     walk.take(ast.node("alias"))
     made.fields["rtable"] = _entries(walk, {index: _copied(entry, values_lists=lists)}, level)
     [item] = node.child("jointree").nodes("fromlist")

@@ -61,20 +61,26 @@ class Level:
 
 Form = Callable[["Walk", Ast, Tree, Level], Tree]
 """Compose the Postgres node of an expression; raises ``Different``."""
+FormOf = tuple[Form, tuple[str, ...]]
+"""A form, and the kinds of Postgres' nodes that it is for; empty: it checks them itself."""
+Forms = Mapping[str, FormOf]
 
 
 class Walk:
     """The walk over one query."""
 
-    def __init__(self, names: Names, forms: Mapping[str, Form], query: Form) -> None:
-        """``query`` composes a query."""
+    def __init__(self, names: Names, forms: Forms, call: FormOf, query: Form) -> None:
+        """``call`` is the form of other classes; ``query`` composes a query."""
         self.names = names
         self.query = query
         self._forms = forms
+        self._call = call
         self.bound: dict[str, Tree] = {}
         """Nodes of Postgres, by id of the syntax tree's node."""
         self.coerced: dict[str, list[Tree]] = {}
         """Coercions around these nodes that are not written, outermost first."""
+        self.places: dict[str, tuple[Tree, int]] = {}
+        """Range-table entry and number of each column."""
         self.read: set[str] = set()
         """Ids of all nodes of the syntax tree that have been read."""
         self._steps = 0
@@ -102,9 +108,9 @@ class Walk:
         if implicit(node) or self._is_plus(node):
             self.coerced.setdefault(ast.id, []).append(node)
             return recast(node, self.expr(ast, operand(node), level))
-        form = self._forms.get(ast.kind)
-        if form is None:
-            raise Different(f"{ast.kind} is not compared", ast.at)
+        form, kinds = self._forms.get(ast.kind, self._call)
+        if kinds:
+            require(ast, node, *kinds)
         composed = form(self, ast, node, level)
         self.bind(ast, node)
         return composed
@@ -147,6 +153,12 @@ class Walk:
 def refuse(ast: Ast, why: str) -> NoReturn:
     """Raise ``Different`` at ``ast``."""
     raise Different(f"{ast.kind}: {why}", ast.at)
+
+
+def require(ast: Ast, node: Tree, *kinds: str) -> None:
+    """Refuse a node of Postgres that is of another kind."""
+    if node.kind not in kinds:
+        refuse(ast, f"Postgres has {node.kind} here")
 
 
 def shell(node: Tree, **parts: Any) -> Tree:
