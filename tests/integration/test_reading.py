@@ -56,7 +56,7 @@ def test_what_only_postgres_reads_is_planned_all_the_same(commander):
 
 
 def test_a_text_that_is_read_otherwise_says_so(commander):
-    query = "SELECT id FROM items WHERE id NOT IN (1, 2)"
+    query = "SELECT id FROM items ORDER BY id FETCH FIRST ROW ONLY"
     lines = commander.execute("SELECT * FROM headrace.explain_view(%s, 'ast')", (query,)).fetchall()
     assert lines[-1][0].startswith("it is planned as Postgres reads it: ")
 

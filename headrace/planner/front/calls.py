@@ -38,22 +38,10 @@ def call(walk: Walk, ast: Ast, node: Tree, level: Level) -> Tree:
         return _fixed(walk, ast, node, level)
     if node.kind == "ROWEXPR" and ast.fact("called").lower() == "row":
         return shell(node, args=walk.all(ast.nodes("expressions"), node.nodes("args"), level, ast))
-    if node.kind == "OPEXPR" and ast.kind in words.CALLED:
-        return _operator(walk, ast, node, level)
     if node.kind != "FUNCEXPR":
         refuse(ast, f"Postgres has {node.kind} here")
     _check_name(walk, ast, node)
     return shell(node, args=_arguments(walk, ast, _written(ast), node.nodes("args"), level, node))
-
-
-def _operator(walk: Walk, ast: Ast, node: Tree, level: Level) -> Tree:
-    """Compose an operator that sqlglot has as a function."""
-    if walk.names.name("operator", node.number("opno")) != words.CALLED[ast.kind]:
-        refuse(ast, "another operator for Postgres")
-    args = [one for one in _written(ast) if one.kind != "Var"]
-    return shell(
-        node, args=[_argument(walk, a, n, level) for a, n in _pairs(ast, args, node.nodes("args"))]
-    )
 
 
 def _fixed(walk: Walk, ast: Ast, node: Tree, level: Level) -> Tree:
@@ -80,7 +68,7 @@ def _written(ast: Ast) -> list[Ast]:
     """Return the arguments of a call in Postgres' order: that of the text, unless it is fixed."""
     special = words.SPECIAL.get(ast.kind)
     if special is not None:
-        return [found for name in special[1] if (found := ast.node(name)) is not None]
+        return [one for name in special[1] for one in ast.under(name)]
     args = list(ast.inputs())
     if all(one.at is not None for one in args):
         return sorted(args, key=lambda one: one.at or 0)

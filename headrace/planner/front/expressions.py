@@ -84,10 +84,13 @@ def literal(walk: Walk, ast: Ast, node: Tree, level: Level, sign: int = 1) -> Tr
         alike = ast.kind == "Null"
     elif ast.kind == "Boolean":
         alike = kind == t.BOOL and bool(value[0]) == bool(written)
-    elif kind in _SIZES and not is_string and written.isdigit():
+    elif kind in _SIZES and written.isdigit():
         alike = int.from_bytes(value[: _SIZES[kind]], "little", signed=True) == sign * int(written)
-    elif kind in (t.TEXT, t.UNKNOWN) and is_string:
-        alike = (value[4:] if kind == t.TEXT else value.split(b"\0")[0]) == written.encode()
+    elif kind in (t.TEXT, t.UNKNOWN):
+        alike = (
+            is_string
+            and (value[4:] if kind == t.TEXT else value.split(b"\0")[0]) == written.encode()
+        )
     if not alike:
         refuse(ast, "it has another value for Postgres")
     return shell(node)
@@ -154,11 +157,20 @@ def binary(walk: Walk, ast: Ast, node: Tree, level: Level, *, negated: bool = Fa
         return _rows(walk, ast, node, level, name)
     _operator(walk, ast, node, name)
     if right.kind == "JSONPath":
-        walk.take(right)
         first, second = node.nodes("args")
-        require(right, second, "CONST")
-        return shell(node, args=[walk.expr(left, first, level), second])
+        return shell(node, args=[walk.expr(left, first, level), _path(walk, right, second, level)])
     return shell(node, args=walk.all([left, right], node.nodes("args"), level, ast))
+
+
+def _path(walk: Walk, ast: Ast, node: Tree, level: Level) -> Tree:
+    """Compose the key or the index after -> and the like."""
+    walk.take(ast)
+    require(ast, node, "CONST")
+    keys = [one.text("this") for one in ast.nodes("expressions") if one.kind != "JSONPathRoot"]
+    if len(keys) != 1:
+        return shell(node)
+    one = {"this": keys[0], "is_string": True}
+    return literal(walk, Ast(ast.id, "Literal", ast.at, ast.data, one), node, level)
 
 
 def _operands(ast: Ast) -> tuple[Ast, Ast]:
@@ -209,14 +221,14 @@ def _quantified(walk: Walk, ast: Ast, node: Tree, level: Level, name: str) -> Tr
     every, inner = right.kind == "All", bare(right.child("this"))
     if node.kind == "SUBLINK":
         kind = _ALL if every else _ANY
-        return _tested(walk, ast, node, level, (left, inner, name, kind))
+        return _compared(walk, ast, node, level, (left, inner, name, kind))
     _operator(walk, ast, node, name, "SCALARARRAYOPEXPR")
     if node.flag("useOr") == every:
         refuse(ast, "the other one of ANY and ALL for Postgres")
     return shell(node, args=walk.all([left, inner], node.nodes("args"), level, ast))
 
 
-def _tested(
+def _compared(
     walk: Walk, ast: Ast, node: Tree, level: Level, parts: tuple[Ast, Ast, str, int]
 ) -> Tree:
     """Compose the comparison of an expression or a row with the rows of a query."""
@@ -242,7 +254,9 @@ def within(walk: Walk, ast: Ast, node: Tree, level: Level, *, negated: bool = Fa
     query = ast.node("query") or (items[0] if items and items[0].kind == "Values" else None)
     if query is not None:
         require(ast, node, "SUBLINK")
-        return _tested(walk, ast, node, level, (left, bare(query), "=", _ANY))
+        if negated:
+            refuse(ast, "Postgres has no NOT here")
+        return _compared(walk, ast, node, level, (left, bare(query), "=", _ANY))
     many = node.kind == "BOOLEXPR" and len(items) > 1
     if many and node.text("boolop") != ("and" if negated else "or"):
         refuse(ast, "Postgres joins the comparisons otherwise")
@@ -320,11 +334,11 @@ def logic(walk: Walk, ast: Ast, node: Tree, level: Level) -> Tree:
     return shell(node, args=walk.all([one, *reversed(parts)], node.nodes("args"), level, ast))
 
 
-def test(walk: Walk, ast: Ast, node: Tree, level: Level) -> Tree:
+def predicate(walk: Walk, ast: Ast, node: Tree, level: Level, *, negated: bool = False) -> Tree:
     """Compose IS [NOT] NULL, TRUE, FALSE or UNKNOWN."""
-    right = ast.child("expression")
+    right, negated = ast.child("expression"), negated != bool(ast.text("negate"))
     walk.take(right)
-    wanted = _TESTS.get((right.kind, right.text("this"), bool(ast.text("negate"))), ())
+    wanted = _TESTS.get((right.kind, right.text("this"), negated), ())
     if (node.text("nulltesttype") or node.text("booltesttype")) not in wanted:
         refuse(ast, "another test for Postgres")
     return shell(node, arg=walk.expr(ast.child("this"), node.child("arg"), level))
@@ -365,6 +379,7 @@ def escape(walk: Walk, ast: Ast, node: Tree, level: Level, *, negated: bool = Fa
 
 _NEGATED: Final[dict[str, NegatedForm]] = {
     "In": within,
+    "Is": predicate,
     "Between": between,
     "Escape": escape,
     **dict.fromkeys(("Like", "ILike", "RegexpLike", "RegexpILike", "SimilarTo", "EQ"), binary),

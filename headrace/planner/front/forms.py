@@ -31,7 +31,7 @@ FORMS: Final[dict[str, tuple[Form, tuple[str, ...]]]] = {
     "In": (expressions.within, _ANY),
     "Between": (expressions.between, ("BOOLEXPR",)),
     "Not": (expressions.negation, _ANY),
-    "Is": (expressions.test, ("NULLTEST", "BOOLEANTEST")),
+    "Is": (expressions.predicate, ("NULLTEST", "BOOLEANTEST")),
     "Case": (expressions.conditional, ("CASEEXPR",)),
     "Bracket": (expressions.subscript, ("SUBSCRIPTINGREF",)),
     "Dot": (expressions.field, _ANY),

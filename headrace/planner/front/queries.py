@@ -16,6 +16,8 @@ _SIDES: Final = {"": "0", "LEFT": "1", "FULL": "2", "RIGHT": "3"}
 _OPERATIONS: Final = {
     "Union": ("1", "SETOP_UNION"), "Intersect": ("2", "SETOP_INTERSECT"), "Except": ("3", "SETOP_EXCEPT"),
 }  # fmt: skip
+_ORDINAL: Final = ("ordinality", "offset")
+"""Arguments for WITH ORDINALITY."""
 _AROUND: Final = ("with", "order", "limit", "offset", "locks")
 """Clauses that may stand outside of the parentheses of a query."""
 
@@ -49,9 +51,6 @@ def _opened(walk: Walk, ast: Ast) -> Ast:
     while ast.kind in ("Subquery", "Paren", "Table"):
         inner = ast.child("this")
         walk.read.add(ast.id)
-        for name in ("joins", "pivots", "sample"):
-            if ast.args.get(name) and ast.kind != "Table":
-                refuse(ast, f"its {name} are not compared")
         around = {n: ast.args[n] for n in _AROUND if ast.args.get(n)}
         ast = inner.replaced(**around) if around else inner
     return ast
@@ -83,6 +82,8 @@ def _with(walk: Walk, ast: Ast, level: Level) -> list[Tree]:
         made[cte.text("ctename")] = shell(cte, ctequery=composed)
     if clause is not None:
         walk.read.add(clause.id)
+        if not clause.text("recursive") and list(made) != list(found):
+            refuse(clause, "Postgres has the WITH queries in another order")
     return [made[name] for name in found if name in made]
 
 
@@ -259,7 +260,9 @@ class _From:
             return {"subquery": walk.query(walk, inner, entry.child("subquery"), self._level)}
         if kind != FUNCTION:
             refuse(ast, "an item of this kind is not compared")
-        return {"functions": self._functions(ast, entry)}
+        ordinal = any(one.text(n) or one.node(n) for one in _around(ast) for n in _ORDINAL)
+        numbered = "true" if ordinal else "false"
+        return {"functions": self._functions(ast, entry), "funcordinality": numbered}
 
     def _check_name(self, ast: Ast, entry: Tree) -> None:
         """Refuse another relation, or WITH query, than Postgres has."""
@@ -267,8 +270,6 @@ class _From:
         parts = list(ast.data.get("parts") or ())
         if ast.kind != "Table" or not parts:
             refuse(ast, "Postgres has a table here")
-        if ast.nodes("sample") or ast.node("sample") is not None:
-            refuse(ast, "TABLESAMPLE is not compared")
         if entry.number("rtekind") == CTE:
             found = entry.text("ctename") or ""
         else:
@@ -288,6 +289,12 @@ class _From:
             composed = self._walk.expr(one, function.child("funcexpr"), self._level)
             made.append(shell(function, funcexpr=composed))
         return made
+
+
+def _around(ast: Ast) -> list[Ast]:
+    """Return an item of FROM, and the call inside of it."""
+    inner = ast.node("this")
+    return [ast] if inner is None else [ast, inner]
 
 
 def _holds_joins(inner: Ast) -> bool:
@@ -466,7 +473,8 @@ def _distinct(walk: Walk, ast: Ast, made: Tree, level: Level) -> None:
         inner = bare(on)
         walk.read.add(inner.id)
         wanted = inner.nodes("expressions") if inner.kind == "Tuple" else [inner]
-        if any(not any(_is_clause(walk, one, c, node, level) for c in found) for one in wanted):
+        pairs = [[_is_clause(walk, one, c, node, level) for c in found] for one in wanted]
+        if not pairs or not all(map(any, pairs)) or not all(map(any, zip(*pairs, strict=True))):
             refuse(clause, "Postgres has other expressions in DISTINCT ON")
     else:
         refs = {c.number("tleSortGroupRef") for c in found}

@@ -45,10 +45,15 @@ class Ast:
         found = self.args.get(name)
         return found if isinstance(found, list) else []
 
+    def under(self, name: str) -> list[Ast]:
+        """Return the nodes of an argument, be it one or a list."""
+        found = self.args.get(name)
+        return [found] if isinstance(found, Ast) else self.nodes(name)
+
     def text(self, name: str) -> str:
         """Return the plain value called ``name`` as a text; empty if there is none."""
         found = self.args.get(name)
-        return "" if found is None or isinstance(found, Ast | list) else str(found)
+        return "" if not found or isinstance(found, Ast | list) else str(found)
 
     def fact(self, name: str) -> str:
         """Return a fact that the reading process has found, such as ``name``."""

@@ -133,7 +133,7 @@ class Walk:
     def maybe(self, ast: Ast | None, node: Tree | None, level: Level, above: Ast) -> Tree | None:
         """Compose an expression that may be missing in both trees."""
         if ast is None or node is None:
-            if ast is not node:
+            if ast is not None or node is not None:
                 refuse(above, "only one of the trees has a clause")
             return None
         return self.expr(ast, node, level)

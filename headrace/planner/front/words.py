@@ -39,11 +39,10 @@ SPECIAL: Final[dict[str, tuple[frozenset[str], tuple[str, ...]]]] = {
     "TimeToStr": (frozenset({"to_char"}), ("this", "format")),
     "StrToTime": (frozenset({"to_timestamp"}), ("this", "format")),
     "StrToDate": (frozenset({"to_date"}), ("this", "format")),
+    "Unnest": (frozenset({"unnest"}), ("expressions",)),
     "Mod": (frozenset({"mod"}), ("this", "expression")),
 }
 """Names of a function, and its arguments in Postgres' order, where the text may not say so."""
-CALLED: Final = {"JSONBPathExists": "@?", "MatchAgainst": "@@"}
-"""Operators that sqlglot has as functions."""
 SETS: Final = {"Rollup": "2", "Cube": "3", "GroupingSets": "4"}
 """GroupingSetKind."""
 TYPES: Final = {
