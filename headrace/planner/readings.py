@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
+
+from msgspec import structs
 
 from headrace.errors import HeadraceError
 from headrace.planner.analyse import nodetree, query_errors, session
@@ -22,10 +24,10 @@ from headrace.postgres.connect import Connection
 
 AST = "ast"
 """The stage of that name."""
-ALIKE = "Postgres reads it alike"
-_STORED_MAX = 5_000
+ALIKE: Final = "Postgres reads it alike"
+_STORED_MAX: Final = 5_000
 """Limit on nodes of a tree that is stored with its plan."""
-_OBJECTS = {
+_OBJECTS: Final = {
     "opno": "operator", "funcid": "function", "aggfnoid": "function", "winfnoid": "function",
 }  # fmt: skip
 
@@ -151,6 +153,29 @@ def drawn(conn: Connection, request: PlanRequest) -> Graph:
         session.pin(conn)
         names = read(conn, mine)
     return _annotated(nodes, compose(nodes, mine, names), names, mine)
+
+
+def renamed(conn: Connection, graph: Graph) -> Graph:
+    """Return a stored tree with the current names of its relations."""
+    oids = sorted({node.more["oid"] for node in graph.nodes if node.more and "oid" in node.more})
+    with session.reading(conn):
+        session.pin(conn)
+        rows = conn.execute(
+            "SELECT c.oid::int8, c.oid::regclass::text FROM pg_class c"
+            " WHERE c.oid = ANY (%s::int8[]::oid[])",
+            (oids,),
+        ).fetchall()
+    names = dict(rows)
+    return structs.replace(graph, nodes=tuple(_renamed(node, names) for node in graph.nodes))
+
+
+def _renamed(node: GraphNode, names: Mapping[int, str]) -> GraphNode:
+    more = node.more or {}
+    name = names.get(more.get("oid", 0))
+    if name is None or name == more["relation"]:
+        return node
+    detail = node.detail.replace(f" = {more['relation']}", f" = {name}")
+    return structs.replace(node, detail=detail, more={**more, "relation": name})
 
 
 def _annotated(

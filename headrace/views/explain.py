@@ -128,6 +128,8 @@ def _of_query(
     asked = PlanRequest(query.query, request.caller, request.settings, limits=limits)
     if request.stage == readings.AST:
         return Stages({}, {readings.AST: _ast(context, conn, asked)})
+    parsed = context.reader.parsed(asked.query)
+    asked = replace(asked, syntax=parsed.nodes, unread=parsed.why)
     planned = context.planners.call(conn, asked.caller, asked.query, plan, asked)
     planned = stacking.choose(context, conn, asked, ViewSpec(), planned)
     return Stages.of(query.noted(planned))
@@ -182,7 +184,10 @@ def _of_view(
     if stored is None or stored.explain is None:
         raise UserError(f"view {view.shown} has no plan", hint="Run CALL headrace.resync_view.")
     stages = Stages.stored(stored.explain)
-    if request.stage == readings.AST and readings.AST not in stages.graphs:
+    if request.stage == readings.AST and readings.AST in stages.graphs:
+        stages.graphs[readings.AST] = readings.renamed(conn, stages.graphs[readings.AST])
+        return stages
+    if request.stage == readings.AST:
         # The view was planned by an earlier version, or its tree is too large to be stored.
         owner = view.owner_name or request.caller
         asked = context.planners.call(conn, owner, stored.canonical or "", _written, stored, owner)
