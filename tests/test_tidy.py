@@ -74,9 +74,10 @@ ROOMS: dict[str, set[str]] = {
 # The same inside the planner; a name with a dot is a file.
 PLANNER: dict[str, set[str]] = {
     ".__init__": {".plan", ".request", "physical"},
-    ".readings": {".graph", ".request", "analyse"},
+    ".readings": {".graph", ".request", "analyse", "front"},
     ".plan": {
-        *(".graph", ".limits", ".request", "analyse", "binding", "bodies", "logical", "passes"),
+        *(".graph", ".limits", ".readings", ".request", "analyse", "binding", "bodies"),
+        *("logical", "passes"),
         *("physical", "scalars"),
     },
     "physical": {".limits", ".graph", ".request", "analyse", "binding", "logical", "scalars"},
@@ -84,6 +85,7 @@ PLANNER: dict[str, set[str]] = {
     "rules": {".limits", "logical"},
     "binding": {".limits", ".request", "analyse", "bodies", "logical", "scalars"},
     "bodies": {"analyse", "scalars"},
+    "front": {".limits", "analyse"},
     "placement": set(),
     ".request": {".limits", ".graph", "logical"},
     "scalars": {".limits", "analyse", "logical"},

@@ -183,13 +183,26 @@ def _node(node: exp.Expr, name: str) -> Plain:
 def _detail(node: exp.Expr) -> str:
     if isinstance(node, exp.Table):
         # Without joins and samples, which are separate nodes.
-        name = ".".join(part.sql(POSTGRES) for part in node.parts)
+        name = ".".join(map(_leaf, node.parts))
         return f"{name} AS {node.alias}" if node.alias else name
     if isinstance(node, _LEAVES):
-        return node.sql(POSTGRES, comments=False)
+        return _leaf(node)
     if isinstance(node, exp.Join):
         return " ".join(filter(None, (node.method, node.side, node.kind)))
     return node.alias_or_name if isinstance(node, _NAMED) else ""
+
+
+def _leaf(node: exp.Expr) -> str:
+    """Return the text of a leaf; sqlglot's generator takes a hundred times as long."""
+    if isinstance(node, exp.Identifier):
+        name = str(node.this)
+        return '"' + name.replace('"', '""') + '"' if node.quoted else name
+    if isinstance(node, exp.Column):
+        return ".".join(map(_leaf, node.parts))
+    if isinstance(node, exp.Literal):
+        text = str(node.this)
+        return "'" + text.replace("'", "''") + "'" if node.is_string else text
+    return node.sql(POSTGRES, comments=False)
 
 
 def _folded(name: exp.Expr | None) -> str:

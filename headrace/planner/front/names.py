@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -70,14 +70,10 @@ def mentioned(tree: Tree) -> dict[str, set[int]]:
     """Return the OIDs of a tree, by kind of object."""
     out: dict[str, set[int]] = {k: set() for k in ("operator", "function", "relation", "type")}
     for node in tree.walk():
-        for field, kind in _FIELDS.items():
-            out[kind].update(_number(node, field))
-        out["operator"].update(node.numbers("opnos"))
+        for field in _FIELDS.keys() & node.fields.keys():
+            out[_FIELDS[field]].add(node.number(field))
+        if "opnos" in node.fields:
+            out["operator"].update(node.numbers("opnos"))
         if (found := type_of(node)) is not None:
             out["type"].add(found)
     return out
-
-
-def _number(node: Tree, field: str) -> Iterable[int]:
-    found = node.number(field) if field in node.fields else 0
-    return (found,) if found else ()
