@@ -9,7 +9,7 @@ from headrace.planner.analyse.nodetree import Node as Tree
 from headrace.planner.front import words
 from headrace.planner.front.clauses import clauses
 from headrace.planner.front.syntax import Ast
-from headrace.planner.front.walk import Level, Walk, implicit, operand, recast, refuse, shell
+from headrace.planner.front.walk import QueryLevel, Walk, implicit, operand, recast, refuse, shell
 
 _NAMES: Final = {"WINDOWFUNC": "winfnoid", "AGGREF": "aggfnoid", "FUNCEXPR": "funcid"}
 _MODES: Final = {"": 0x2, "RANGE": 0x2, "ROWS": 0x4, "GROUPS": 0x8}
@@ -30,7 +30,7 @@ class _Parts:
     within: Ast | None = None
 
 
-def call(walk: Walk, ast: Ast, node: Tree, level: Level) -> Tree:
+def call(walk: Walk, ast: Ast, node: Tree, level: QueryLevel) -> Tree:
     """Compose a call of a function or an aggregate."""
     if node.kind == "AGGREF":
         return _aggregate(walk, ast, node, level, _parts(walk, ast))
@@ -44,7 +44,7 @@ def call(walk: Walk, ast: Ast, node: Tree, level: Level) -> Tree:
     return shell(node, args=_arguments(walk, ast, _written(ast), node.nodes("args"), level, node))
 
 
-def _fixed(walk: Walk, ast: Ast, node: Tree, level: Level) -> Tree:
+def _fixed(walk: Walk, ast: Ast, node: Tree, level: QueryLevel) -> Tree:
     """Compose CURRENT_DATE and the like, or GROUPING."""
     if node.kind == "SQLVALUEFUNCTION":
         walk.take(ast)
@@ -76,7 +76,7 @@ def _written(ast: Ast) -> list[Ast]:
 
 
 def _arguments(
-    walk: Walk, ast: Ast, args: list[Ast], found: list[Tree], level: Level, node: Tree
+    walk: Walk, ast: Ast, args: list[Ast], found: list[Tree], level: QueryLevel, node: Tree
 ) -> list[Tree]:
     """Compose arguments; those of a variadic function may be one array for Postgres."""
     field = _NAMES[node.kind]
@@ -101,7 +101,7 @@ def _pairs(ast: Ast, args: list[Ast], found: list[Tree]) -> list[tuple[Ast, Tree
     return list(zip(args, found, strict=True))
 
 
-def _argument(walk: Walk, ast: Ast, node: Tree, level: Level) -> Tree:
+def _argument(walk: Walk, ast: Ast, node: Tree, level: QueryLevel) -> Tree:
     """Compose an argument; a keyword is a constant for Postgres."""
     if node.kind == "CONST" and (ast.kind == "Var" or (ast.at is None and ast.kind == "Literal")):
         walk.take(ast)
@@ -135,7 +135,7 @@ def _parts(walk: Walk, ast: Ast) -> _Parts:
     return made
 
 
-def _aggregate(walk: Walk, ast: Ast, node: Tree, level: Level, parts: _Parts) -> Tree:
+def _aggregate(walk: Walk, ast: Ast, node: Tree, level: QueryLevel, parts: _Parts) -> Tree:
     _check_name(walk, ast, node)
     home = level.up(0)
     entries = node.nodes("args")
@@ -167,7 +167,7 @@ def _aggregate(walk: Walk, ast: Ast, node: Tree, level: Level, parts: _Parts) ->
     )
 
 
-def filtered(walk: Walk, ast: Ast, node: Tree, level: Level) -> Tree:
+def filtered(walk: Walk, ast: Ast, node: Tree, level: QueryLevel) -> Tree:
     """Compose an aggregate with FILTER or WITHIN GROUP."""
     inner, condition, within = ast, None, None
     while inner.kind in ("Filter", "WithinGroup"):
@@ -190,7 +190,7 @@ def filtered(walk: Walk, ast: Ast, node: Tree, level: Level) -> Tree:
 # -- windows
 
 
-def windowed(walk: Walk, ast: Ast, node: Tree, level: Level) -> Tree:
+def windowed(walk: Walk, ast: Ast, node: Tree, level: QueryLevel) -> Tree:
     """Compose a window function, and the definition of its window."""
     if node.kind != "WINDOWFUNC":
         refuse(ast, f"Postgres has {node.kind} here")
@@ -222,7 +222,7 @@ def windowed(walk: Walk, ast: Ast, node: Tree, level: Level) -> Tree:
     )
 
 
-def define(walk: Walk, ast: Ast, found: Tree, level: Level) -> None:
+def define(walk: Walk, ast: Ast, found: Tree, level: QueryLevel) -> None:
     """Compose the definition of a window, which Postgres has as ``found``."""
     targets = level.query.nodes("targetList")
     walk.bind(ast, found)
@@ -250,7 +250,7 @@ def define(walk: Walk, ast: Ast, found: Tree, level: Level) -> None:
 
 
 def _offset(
-    walk: Walk, spec: Ast | None, name: str, found: Tree | None, level: Level
+    walk: Walk, spec: Ast | None, name: str, found: Tree | None, level: QueryLevel
 ) -> Tree | None:
     if spec is not None:
         walk.read.add(spec.id)

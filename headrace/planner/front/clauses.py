@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from headrace.planner.analyse.nodetree import Node as Tree
 from headrace.planner.front.syntax import Ast, bare
-from headrace.planner.front.walk import Level, Walk, refuse, shell
+from headrace.planner.front.walk import QueryLevel, Walk, refuse, shell
 
 
 def clauses(
@@ -12,7 +12,7 @@ def clauses(
     items: list[Ast],
     found: list[Tree],
     targets: list[Tree],
-    level: Level,
+    level: QueryLevel,
     *,
     named: bool = False,
 ) -> list[Tree]:
@@ -55,7 +55,7 @@ def _directed(walk: Walk, item: Ast, clause: Tree) -> Tree:
     return made
 
 
-def _is_entry(walk: Walk, expr: Ast, entry: Tree, level: Level, *, named: bool) -> bool:
+def _is_entry(walk: Walk, expr: Ast, entry: Tree, level: QueryLevel, *, named: bool) -> bool:
     """Return whether ``expr`` is a target entry, whose expression is composed if it is hidden."""
     inner, shown = bare(expr), not entry.flag("resjunk")
     if named and shown:

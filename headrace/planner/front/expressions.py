@@ -12,7 +12,7 @@ from headrace.planner.front import calls, words
 from headrace.planner.front.syntax import Ast, bare
 from headrace.planner.front.walk import (
     EXPLICIT,
-    Level,
+    QueryLevel,
     Walk,
     form_of,
     implicit,
@@ -43,14 +43,16 @@ _EXISTS, _ALL, _ANY, _EXPR, _ARRAY = 0, 1, 2, 4, 6
 class NegatedForm(Protocol):
     """A form that NOT may be a part of."""
 
-    def __call__(self, walk: Walk, ast: Ast, node: Tree, level: Level, *, negated: bool) -> Tree:
+    def __call__(
+        self, walk: Walk, ast: Ast, node: Tree, level: QueryLevel, *, negated: bool
+    ) -> Tree:
         """Compose the negated expression."""
 
 
 # -- leaves
 
 
-def column(walk: Walk, ast: Ast, node: Tree, level: Level) -> Tree:
+def column(walk: Walk, ast: Ast, node: Tree, level: QueryLevel) -> Tree:
     """Compose a reference to a column, or to a whole row."""
     walk.take(ast)
     if node.kind == "SQLVALUEFUNCTION":
@@ -76,7 +78,7 @@ def column(walk: Walk, ast: Ast, node: Tree, level: Level) -> Tree:
     return shell(node)
 
 
-def literal(walk: Walk, ast: Ast, node: Tree, level: Level, sign: int = 1) -> Tree:
+def literal(walk: Walk, ast: Ast, node: Tree, level: QueryLevel, sign: int = 1) -> Tree:
     """Compose a constant: Postgres' value, which the text must have if the type is simple."""
     value, kind, written = node.fields.get("constvalue"), node.number("consttype"), ast.text("this")
     is_string, alike = bool(ast.text("is_string")), True
@@ -96,7 +98,7 @@ def literal(walk: Walk, ast: Ast, node: Tree, level: Level, sign: int = 1) -> Tr
     return shell(node)
 
 
-def interval(walk: Walk, ast: Ast, node: Tree, level: Level) -> Tree:
+def interval(walk: Walk, ast: Ast, node: Tree, level: QueryLevel) -> Tree:
     """Compose an interval: a literal, perhaps with a restriction of its fields."""
     walk.take(ast)
     if node.kind == "FUNCEXPR":
@@ -105,7 +107,7 @@ def interval(walk: Walk, ast: Ast, node: Tree, level: Level) -> Tree:
     return shell(node)
 
 
-def cast(walk: Walk, ast: Ast, node: Tree, level: Level) -> Tree:
+def cast(walk: Walk, ast: Ast, node: Tree, level: QueryLevel) -> Tree:
     """Compose a cast: a coercion, or nothing where the type is the same already."""
     to, inner = ast.child("to"), ast.child("this")
     walk.take(to)
@@ -134,7 +136,7 @@ def _check_type(walk: Walk, ast: Ast, node: Tree, to: str) -> None:
 # -- operators
 
 
-def negative(walk: Walk, ast: Ast, node: Tree, level: Level) -> Tree:
+def negative(walk: Walk, ast: Ast, node: Tree, level: QueryLevel) -> Tree:
     """Compose a negative number, or the operator of one operand."""
     inner = bare(ast.child("this"))
     if node.kind == "CONST" and inner.kind == "Literal":
@@ -144,7 +146,7 @@ def negative(walk: Walk, ast: Ast, node: Tree, level: Level) -> Tree:
     return shell(node, args=walk.all([ast.child("this")], node.nodes("args"), level, ast))
 
 
-def binary(walk: Walk, ast: Ast, node: Tree, level: Level, *, negated: bool = False) -> Tree:
+def binary(walk: Walk, ast: Ast, node: Tree, level: QueryLevel, *, negated: bool = False) -> Tree:
     """Compose an operator of two operands."""
     name = words.OPERATORS[ast.kind] or ast.text("operator")
     name = words.NEGATED.get(name, "") if negated != bool(ast.text("negate")) else name
@@ -162,7 +164,7 @@ def binary(walk: Walk, ast: Ast, node: Tree, level: Level, *, negated: bool = Fa
     return shell(node, args=walk.all([left, right], node.nodes("args"), level, ast))
 
 
-def _path(walk: Walk, ast: Ast, node: Tree, level: Level) -> Tree:
+def _path(walk: Walk, ast: Ast, node: Tree, level: QueryLevel) -> Tree:
     """Compose the key or the index after -> and the like."""
     walk.take(ast)
     require(ast, node, "CONST")
@@ -198,7 +200,7 @@ def _fields(walk: Walk, ast: Ast) -> list[Ast]:
     return ast.nodes("expressions")
 
 
-def _rows(walk: Walk, ast: Ast, node: Tree, level: Level, name: str) -> Tree:
+def _rows(walk: Walk, ast: Ast, node: Tree, level: QueryLevel, name: str) -> Tree:
     """Compose the comparison of two rows, field by field."""
     left, right = (_fields(walk, one) for one in _operands(ast))
     if node.kind == "ROWCOMPAREEXPR":
@@ -214,7 +216,7 @@ def _rows(walk: Walk, ast: Ast, node: Tree, level: Level, name: str) -> Tree:
     return shell(node, args=made)
 
 
-def _quantified(walk: Walk, ast: Ast, node: Tree, level: Level, name: str) -> Tree:
+def _quantified(walk: Walk, ast: Ast, node: Tree, level: QueryLevel, name: str) -> Tree:
     """Compose a comparison with ANY or ALL of an array or a query."""
     left, right = _operands(ast)
     walk.bind(right, node)
@@ -229,7 +231,7 @@ def _quantified(walk: Walk, ast: Ast, node: Tree, level: Level, name: str) -> Tr
 
 
 def _compared(
-    walk: Walk, ast: Ast, node: Tree, level: Level, parts: tuple[Ast, Ast, str, int]
+    walk: Walk, ast: Ast, node: Tree, level: QueryLevel, parts: tuple[Ast, Ast, str, int]
 ) -> Tree:
     """Compose the comparison of an expression or a row with the rows of a query."""
     left, query, name, kind = parts
@@ -247,7 +249,7 @@ def _compared(
     return shell(node, testexpr=whole, subselect=composed)
 
 
-def within(walk: Walk, ast: Ast, node: Tree, level: Level, *, negated: bool = False) -> Tree:
+def within(walk: Walk, ast: Ast, node: Tree, level: QueryLevel, *, negated: bool = False) -> Tree:
     """Compose [NOT] IN: a subquery, an array, or comparisons in a row."""
     negated = negated != bool(ast.text("negate"))
     items, left = ast.nodes("expressions"), ast.child("this")
@@ -277,7 +279,9 @@ def within(walk: Walk, ast: Ast, node: Tree, level: Level, *, negated: bool = Fa
     return shell(node, args=made) if many else made[0]
 
 
-def _listed(walk: Walk, ast: Ast, node: Tree, level: Level, items: tuple[list[Ast], bool]) -> Tree:
+def _listed(
+    walk: Walk, ast: Ast, node: Tree, level: QueryLevel, items: tuple[list[Ast], bool]
+) -> Tree:
     """Compose the comparison with an array of the items of IN."""
     plain, negated = items
     _operator(walk, ast, node, "<>" if negated else "=", node.kind)
@@ -295,7 +299,7 @@ def _reads_columns(ast: Ast) -> bool:
     return any(one.kind == "Column" for one in ast.walk())
 
 
-def between(walk: Walk, ast: Ast, node: Tree, level: Level, *, negated: bool = False) -> Tree:
+def between(walk: Walk, ast: Ast, node: Tree, level: QueryLevel, *, negated: bool = False) -> Tree:
     """Compose [NOT] BETWEEN: two comparisons of the same expression."""
     negated = negated != bool(ast.text("negate"))
     if ast.text("symmetric") or node.text("boolop") != ("or" if negated else "and"):
@@ -309,7 +313,7 @@ def between(walk: Walk, ast: Ast, node: Tree, level: Level, *, negated: bool = F
     return shell(node, args=made)
 
 
-def negation(walk: Walk, ast: Ast, node: Tree, level: Level) -> Tree:
+def negation(walk: Walk, ast: Ast, node: Tree, level: QueryLevel) -> Tree:
     """Compose NOT, or the negated operator that stands for it."""
     inner = ast.child("this")
     if node.text("boolop") == "not":
@@ -321,7 +325,7 @@ def negation(walk: Walk, ast: Ast, node: Tree, level: Level) -> Tree:
     return form(walk, inner, node, level, negated=True)
 
 
-def logic(walk: Walk, ast: Ast, node: Tree, level: Level) -> Tree:
+def logic(walk: Walk, ast: Ast, node: Tree, level: QueryLevel) -> Tree:
     """Compose AND or OR; a chain to the left is one node."""
     if node.text("boolop") != ast.kind.lower():
         refuse(ast, f"Postgres has {node.kind} here")
@@ -334,7 +338,9 @@ def logic(walk: Walk, ast: Ast, node: Tree, level: Level) -> Tree:
     return shell(node, args=walk.all([one, *reversed(parts)], node.nodes("args"), level, ast))
 
 
-def predicate(walk: Walk, ast: Ast, node: Tree, level: Level, *, negated: bool = False) -> Tree:
+def predicate(
+    walk: Walk, ast: Ast, node: Tree, level: QueryLevel, *, negated: bool = False
+) -> Tree:
     """Compose IS [NOT] NULL, TRUE, FALSE or UNKNOWN."""
     right, negated = ast.child("expression"), negated != bool(ast.text("negate"))
     walk.take(right)
@@ -344,7 +350,7 @@ def predicate(walk: Walk, ast: Ast, node: Tree, level: Level, *, negated: bool =
     return shell(node, arg=walk.expr(ast.child("this"), node.child("arg"), level))
 
 
-def distinct(walk: Walk, ast: Ast, node: Tree, level: Level) -> Tree:
+def distinct(walk: Walk, ast: Ast, node: Tree, level: QueryLevel) -> Tree:
     """Compose IS [NOT] DISTINCT FROM."""
     equal, parts = ast.kind == "NullSafeEQ", [ast.child("this"), ast.child("expression")]
     if node.kind == "NULLTEST":
@@ -363,7 +369,7 @@ def distinct(walk: Walk, ast: Ast, node: Tree, level: Level) -> Tree:
     return shell(node, args=[made]) if equal else made
 
 
-def escape(walk: Walk, ast: Ast, node: Tree, level: Level, *, negated: bool = False) -> Tree:
+def escape(walk: Walk, ast: Ast, node: Tree, level: QueryLevel, *, negated: bool = False) -> Tree:
     """Compose LIKE … ESCAPE: the pattern is an argument of ``like_escape``."""
     like = ast.child("this")
     name = words.OPERATORS[like.kind]
@@ -389,7 +395,7 @@ _NEGATED: Final[dict[str, NegatedForm]] = {
 # -- with parts
 
 
-def conditional(walk: Walk, ast: Ast, node: Tree, level: Level) -> Tree:
+def conditional(walk: Walk, ast: Ast, node: Tree, level: QueryLevel) -> Tree:
     """Compose CASE."""
     value = walk.maybe(ast.node("this"), node.node("arg"), level, ast)
     made = []
@@ -410,7 +416,7 @@ def conditional(walk: Walk, ast: Ast, node: Tree, level: Level) -> Tree:
     return shell(node, arg=value, args=made, defresult=result)
 
 
-def parts(walk: Walk, ast: Ast, node: Tree, level: Level) -> Tree:
+def parts(walk: Walk, ast: Ast, node: Tree, level: QueryLevel) -> Tree:
     """Compose COALESCE, GREATEST, LEAST, NULLIF, a row or an array: a list of expressions."""
     if node.kind == "SUBLINK":
         return subquery(walk, ast, node, level)
@@ -422,7 +428,7 @@ def parts(walk: Walk, ast: Ast, node: Tree, level: Level) -> Tree:
     return shell(node, **{field: made})
 
 
-def subquery(walk: Walk, ast: Ast, node: Tree, level: Level) -> Tree:
+def subquery(walk: Walk, ast: Ast, node: Tree, level: QueryLevel) -> Tree:
     """Compose a scalar subquery, EXISTS or ARRAY (SELECT …)."""
     kind = {"Exists": _EXISTS, "Array": _ARRAY}.get(ast.kind, _EXPR)
     if node.number("subLinkType") != kind:
@@ -433,7 +439,7 @@ def subquery(walk: Walk, ast: Ast, node: Tree, level: Level) -> Tree:
     return shell(node, subselect=walk.query(walk, bare(query), node.child("subselect"), level))
 
 
-def subscript(walk: Walk, ast: Ast, node: Tree, level: Level) -> Tree:
+def subscript(walk: Walk, ast: Ast, node: Tree, level: QueryLevel) -> Tree:
     """Compose the elements or the slice of an array."""
     chain, inner = [], ast
     while inner.kind == "Bracket":
@@ -456,7 +462,7 @@ def subscript(walk: Walk, ast: Ast, node: Tree, level: Level) -> Tree:
     return shell(node, refexpr=whole, refupperindexpr=above, reflowerindexpr=below)
 
 
-def _index(walk: Walk, ast: Ast, node: Tree, level: Level) -> Tree:
+def _index(walk: Walk, ast: Ast, node: Tree, level: QueryLevel) -> Tree:
     """Compose a subscript; sqlglot counts a number from 0."""
     if bare(ast).kind in ("Literal", "Neg") and node.kind == "CONST":
         walk.take(ast)
@@ -464,7 +470,7 @@ def _index(walk: Walk, ast: Ast, node: Tree, level: Level) -> Tree:
     return walk.expr(ast, node, level)
 
 
-def field(walk: Walk, ast: Ast, node: Tree, level: Level) -> Tree:
+def field(walk: Walk, ast: Ast, node: Tree, level: QueryLevel) -> Tree:
     """Compose the field of a row, or a function with a schema."""
     inner, left = ast.child("expression"), ast.child("this")
     if node.kind == "FIELDSELECT":
@@ -474,7 +480,7 @@ def field(walk: Walk, ast: Ast, node: Tree, level: Level) -> Tree:
     return walk.expr(inner, node, level)
 
 
-def collation(walk: Walk, ast: Ast, node: Tree, level: Level) -> Tree:
+def collation(walk: Walk, ast: Ast, node: Tree, level: QueryLevel) -> Tree:
     """Compose COLLATE."""
     walk.take(ast.child("expression"))
     return shell(node, arg=walk.expr(ast.child("this"), node.child("arg"), level))

@@ -15,7 +15,7 @@ _FIELDS: Final = {
     **dict.fromkeys(("funcid", "aggfnoid", "winfnoid"), "function"),
     **{"relid": "relation"},
 }
-"""What the OID of a field names."""
+"""Kind of the object whose OID a field has."""
 _NAMES: Final = """
 SELECT 'operator', o.oid::pg_catalog.int8, o.oprname::pg_catalog.text,
        o.oid::pg_catalog.regoperator::pg_catalog.text, false

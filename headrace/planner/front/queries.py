@@ -10,7 +10,7 @@ from headrace.planner.analyse.nodetree import Node as Tree
 from headrace.planner.front import calls, words
 from headrace.planner.front.clauses import clauses
 from headrace.planner.front.syntax import Ast, Different, bare
-from headrace.planner.front.walk import Level, Walk, refuse, shell
+from headrace.planner.front.walk import QueryLevel, Walk, refuse, shell
 
 _SIDES: Final = {"": "0", "LEFT": "1", "FULL": "2", "RIGHT": "3"}
 _OPERATIONS: Final = {
@@ -22,14 +22,14 @@ _AROUND: Final = ("with", "order", "limit", "offset", "locks")
 """Clauses that may stand outside of the parentheses of a query."""
 
 
-def query(walk: Walk, ast: Ast, node: Tree, outer: Level | None) -> Tree:
+def query(walk: Walk, ast: Ast, node: Tree, outer: QueryLevel | None) -> Tree:
     """Compose a query, which Postgres has analysed as ``node``."""
     ast = _opened(walk, ast)
     if (values := _only_values(ast)) is not None:
         walk.take(ast.nodes("expressions")[0])
         walk.read.update((ast.id, ast.child("from").id))
         ast = values
-    level = Level(node, outer)
+    level = QueryLevel(node, outer)
     walk.bind(ast, node)
     made = shell(node, rteperminfos=node.nodes("rteperminfos"))
     made.fields["cteList"] = _with(walk, ast, level) or None
@@ -65,7 +65,7 @@ def _only_values(ast: Ast) -> Ast | None:
     return inner if inner.kind == "Values" and inner.fact("name") == "_values" else None
 
 
-def _with(walk: Walk, ast: Ast, level: Level) -> list[Tree]:
+def _with(walk: Walk, ast: Ast, level: QueryLevel) -> list[Tree]:
     found = {cte.text("ctename"): cte for cte in level.query.nodes("cteList")}
     clause = ast.node("with")
     made: dict[str | None, Tree] = {}
@@ -90,7 +90,7 @@ def _with(walk: Walk, ast: Ast, level: Level) -> list[Tree]:
 # -- SELECT
 
 
-def _select(walk: Walk, ast: Ast, made: Tree, level: Level) -> None:
+def _select(walk: Walk, ast: Ast, made: Tree, level: QueryLevel) -> None:
     node = level.query
     items, entries = _from(walk, ast, level)
     where = ast.node("where")
@@ -124,7 +124,7 @@ def _inside(walk: Walk, clause: Ast | None) -> Ast | None:
     return clause.child("this")
 
 
-def _entries(walk: Walk, entries: dict[int, Tree], level: Level) -> list[Tree] | None:
+def _entries(walk: Walk, entries: dict[int, Tree], level: QueryLevel) -> list[Tree] | None:
     """Return the range table: the entries of FROM, and those that Postgres adds."""
     out = []
     for index, entry in enumerate(level.query.nodes("rtable"), 1):
@@ -140,7 +140,7 @@ def _copied(entry: Tree, **parts: object) -> Tree:
     return Tree(entry.kind, {**entry.fields, **parts})
 
 
-def _first(level: Level) -> int:
+def _first(level: QueryLevel) -> int:
     """Return the first entry of the query: up to Postgres 15 a view's own come before it."""
     entries = level.query.nodes("rtable")
     if level.outer is None and len(entries) > 1:
@@ -153,7 +153,7 @@ def _first(level: Level) -> int:
 class _From:
     """The items of one FROM clause; entries are numbered in Postgres' order."""
 
-    def __init__(self, walk: Walk, level: Level) -> None:
+    def __init__(self, walk: Walk, level: QueryLevel) -> None:
         self._walk = walk
         self._level = level
         self._next = itertools.count(_first(level))
@@ -308,7 +308,7 @@ def _is_comma(join: Ast) -> bool:
     return not any(join.args.get(n) for n in ("kind", "side", "method", "on", "using"))
 
 
-def _from(walk: Walk, ast: Ast, level: Level) -> tuple[list[Tree], dict[int, Tree]]:
+def _from(walk: Walk, ast: Ast, level: QueryLevel) -> tuple[list[Tree], dict[int, Tree]]:
     made = _From(walk, level)
     items = made.items(ast, level.query.child("jointree").nodes("fromlist"))
     return items, made.entries
@@ -317,7 +317,7 @@ def _from(walk: Walk, ast: Ast, level: Level) -> tuple[list[Tree], dict[int, Tre
 # -- the select list
 
 
-def _output(walk: Walk, ast: Ast, level: Level) -> None:
+def _output(walk: Walk, ast: Ast, level: QueryLevel) -> None:
     """Compose the output columns; * stands for the columns of items of FROM."""
     entries = [e for e in level.query.nodes("targetList") if not e.flag("resjunk")]
     waiting = list(entries)
@@ -341,7 +341,7 @@ def _output(walk: Walk, ast: Ast, level: Level) -> None:
         refuse(ast, "Postgres has more output columns")
 
 
-def _column(walk: Walk, item: Ast, entry: Tree, level: Level) -> None:
+def _column(walk: Walk, item: Ast, entry: Tree, level: QueryLevel) -> None:
     expr = item
     if item.kind == "Alias":
         walk.take(item.node("alias"))
@@ -354,7 +354,7 @@ def _column(walk: Walk, item: Ast, entry: Tree, level: Level) -> None:
     walk.bind(item, entry.child("expr"))
 
 
-def _star(item: Ast, level: Level) -> list[str] | None:
+def _star(item: Ast, level: QueryLevel) -> list[str] | None:
     """Return the names of the columns that an item with * stands for; None: it has none."""
     if item.kind == "Star":
         tops = level.query.child("jointree").nodes("fromlist")
@@ -363,7 +363,7 @@ def _star(item: Ast, level: Level) -> list[str] | None:
     elif item.kind == "Column" and item.fact("column") == "*":
         called = item.fact("of")
         entries = []
-        home: Level | None = level
+        home: QueryLevel | None = level
         while home is not None and not entries:
             all_ = home.query.nodes("rtable")[_first(home) - 1 :]
             entries = [e for e in all_ if e.child("eref").text("aliasname") == called][:1]
@@ -374,7 +374,7 @@ def _star(item: Ast, level: Level) -> list[str] | None:
     return [n for n in names if isinstance(n, str) and n]
 
 
-def _targets(node: Tree, level: Level) -> list[Tree] | None:
+def _targets(node: Tree, level: QueryLevel) -> list[Tree] | None:
     """Return the target list of composed expressions."""
     found = node.nodes("targetList")
     return [shell(entry, expr=level.targets.get(id(entry))) for entry in found] or None
@@ -383,7 +383,7 @@ def _targets(node: Tree, level: Level) -> list[Tree] | None:
 # -- GROUP BY, DISTINCT, ORDER BY, LIMIT
 
 
-def _group(walk: Walk, ast: Ast, made: Tree, level: Level) -> None:
+def _group(walk: Walk, ast: Ast, made: Tree, level: QueryLevel) -> None:
     node, clause = level.query, ast.node("group")
     if clause is None:
         made.fields["groupingSets"] = made.fields["groupClause"] = None
@@ -408,7 +408,9 @@ def _flat(walk: Walk, item: Ast) -> list[Ast]:
     return [item]
 
 
-def _sets(walk: Walk, items: list[Ast], found: list[Tree], node: Tree, level: Level) -> list[Tree]:
+def _sets(
+    walk: Walk, items: list[Ast], found: list[Tree], node: Tree, level: QueryLevel
+) -> list[Tree]:
     """Compose grouping sets."""
     if len(items) != len(found):
         refuse(items[0], "Postgres has other grouping sets")
@@ -441,7 +443,7 @@ def _unnested(walk: Walk, sets: Ast) -> list[Ast]:
     return out
 
 
-def _reference(walk: Walk, part: Ast, node: Tree, level: Level) -> int:
+def _reference(walk: Walk, part: Ast, node: Tree, level: QueryLevel) -> int:
     """Return the number by which the target list has a grouped expression."""
     found = [c for c in node.nodes("groupClause") if _is_clause(walk, part, c, node, level)]
     if not found:
@@ -449,7 +451,7 @@ def _reference(walk: Walk, part: Ast, node: Tree, level: Level) -> int:
     return found[0].number("tleSortGroupRef")
 
 
-def _is_clause(walk: Walk, part: Ast, clause: Tree, node: Tree, level: Level) -> bool:
+def _is_clause(walk: Walk, part: Ast, clause: Tree, node: Tree, level: QueryLevel) -> bool:
     """Return whether an expression is that of a clause."""
     try:
         clauses(walk, [part], [clause], node.nodes("targetList"), level, named=True)
@@ -458,7 +460,7 @@ def _is_clause(walk: Walk, part: Ast, clause: Tree, node: Tree, level: Level) ->
     return True
 
 
-def _distinct(walk: Walk, ast: Ast, made: Tree, level: Level) -> None:
+def _distinct(walk: Walk, ast: Ast, made: Tree, level: QueryLevel) -> None:
     node, clause = level.query, ast.node("distinct")
     made.fields["distinctClause"] = None
     made.fields["hasDistinctOn"] = "false"
@@ -484,7 +486,7 @@ def _distinct(walk: Walk, ast: Ast, made: Tree, level: Level) -> None:
     made.fields["distinctClause"] = found or None
 
 
-def _ordered(walk: Walk, ast: Ast, made: Tree, level: Level) -> None:
+def _ordered(walk: Walk, ast: Ast, made: Tree, level: QueryLevel) -> None:
     """Compose ORDER BY, LIMIT, OFFSET and FETCH."""
     node, order = level.query, ast.node("order")
     items: list[Ast] = []
@@ -515,7 +517,7 @@ def _ordered(walk: Walk, ast: Ast, made: Tree, level: Level) -> None:
 # -- set operations, VALUES
 
 
-def _set_operation(walk: Walk, ast: Ast, made: Tree, level: Level) -> None:
+def _set_operation(walk: Walk, ast: Ast, made: Tree, level: QueryLevel) -> None:
     node = level.query
     leaves = itertools.count(_first(level))
     entries: dict[int, Tree] = {}
@@ -560,7 +562,7 @@ def _set_operation(walk: Walk, ast: Ast, made: Tree, level: Level) -> None:
             level.targets[id(entry)] = shell(expr)
 
 
-def _values(walk: Walk, ast: Ast, made: Tree, level: Level) -> None:
+def _values(walk: Walk, ast: Ast, made: Tree, level: QueryLevel) -> None:
     node = level.query
     index = _first(level)
     entries = node.nodes("rtable")

@@ -33,11 +33,11 @@ EXPLICIT, IMPLICIT, SYNTAX = "1", "2", "3"
 
 
 @dataclass(slots=True)
-class Level:
+class QueryLevel:
     """One query level of Postgres' tree."""
 
     query: Tree
-    outer: Level | None = None
+    outer: QueryLevel | None = None
     targets: dict[int, Tree] = field(default_factory=dict)
     """Composed expressions of target entries, by ``id`` of the entry."""
     windows: dict[int, Tree] = field(default_factory=dict)
@@ -45,9 +45,9 @@ class Level:
     definitions: dict[str, Ast] = field(default_factory=dict)
     """The WINDOW clause, by name."""
 
-    def up(self, levels: int) -> Level:
+    def up(self, levels: int) -> QueryLevel:
         """Return the level ``levels`` further out."""
-        found: Level | None = self
+        found: QueryLevel | None = self
         for _ in range(levels):
             found = found.outer if found is not None else None
         if found is None:
@@ -59,7 +59,7 @@ class Level:
         return self.query.nodes("rtable")[index - 1]
 
 
-Form = Callable[["Walk", Ast, Tree, Level], Tree]
+Form = Callable[["Walk", Ast, Tree, QueryLevel], Tree]
 """Compose the Postgres node of an expression; raises ``Different``."""
 FormOf = tuple[Form, tuple[str, ...]]
 """A form, and the kinds of Postgres' nodes that it is for; empty: it checks them itself."""
@@ -95,7 +95,7 @@ class Walk:
         if ast is not None:
             self.read.update(node.id for node in ast.walk())
 
-    def expr(self, ast: Ast, node: Tree, level: Level) -> Tree:
+    def expr(self, ast: Ast, node: Tree, level: QueryLevel) -> Tree:
         """Compose the expression ``ast``, which Postgres has analysed as ``node``."""
         limits.check()
         self._steps += 1
@@ -124,13 +124,15 @@ class Walk:
             and self.names.name("operator", node.number("opno")) == "+"
         )
 
-    def all(self, asts: list[Ast], nodes: list[Tree], level: Level, above: Ast) -> list[Tree]:
+    def all(self, asts: list[Ast], nodes: list[Tree], level: QueryLevel, above: Ast) -> list[Tree]:
         """Compose expressions in order; there must be as many of both."""
         if len(asts) != len(nodes):
             refuse(above, f"it has {len(asts)} parts, and {len(nodes)} for Postgres")
         return [self.expr(a, n, level) for a, n in zip(asts, nodes, strict=True)]
 
-    def maybe(self, ast: Ast | None, node: Tree | None, level: Level, above: Ast) -> Tree | None:
+    def maybe(
+        self, ast: Ast | None, node: Tree | None, level: QueryLevel, above: Ast
+    ) -> Tree | None:
         """Compose an expression that may be missing in both trees."""
         if ast is None or node is None:
             if ast is not None or node is not None:
@@ -138,7 +140,7 @@ class Walk:
             return None
         return self.expr(ast, node, level)
 
-    def attempt(self, ast: Ast, node: Tree, level: Level) -> Tree | None:
+    def attempt(self, ast: Ast, node: Tree, level: QueryLevel) -> Tree | None:
         """Compose an expression; None if ``ast`` is not ``node``."""
         read, coerced = set(self.read), dict(self.coerced)
         try:
@@ -213,7 +215,7 @@ def recast(node: Tree, inner: Tree) -> Tree:
     return made
 
 
-def _grouped(node: Tree, level: Level) -> tuple[Tree, Level] | None:
+def _grouped(node: Tree, level: QueryLevel) -> tuple[Tree, QueryLevel] | None:
     """Return the grouped expression that a column stands for (Postgres 18), and its level."""
     if node.kind != "VAR":
         return None
