@@ -74,11 +74,13 @@ ROOMS: dict[str, set[str]] = {
 # The same inside the planner; a name with a dot is a file.
 PLANNER: dict[str, set[str]] = {
     ".__init__": {".plan", ".request", "physical"},
-    ".readings": {".graph", ".request", "analyse"},
     ".plan": {
-        *(".graph", ".limits", ".request", "analyse", "binding", "bodies", "logical", "passes"),
+        *(".graph", ".limits", ".readings", ".request", "analyse", "binding", "bodies"),
+        *("logical", "passes"),
         *("physical", "scalars"),
     },
+    ".readings": {".graph", ".request", "analyse", "front"},
+    "front": {".limits", "analyse"},
     "physical": {".limits", ".graph", ".request", "analyse", "binding", "logical", "scalars"},
     "passes": {".limits", "analyse", "binding", "logical", "rules", "scalars"},
     "rules": {".limits", "logical"},

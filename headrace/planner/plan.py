@@ -22,7 +22,7 @@ from msgspec import structs
 
 from headrace.collections.plan import FeedSpec, PhysicalPlan, SourceSpec
 from headrace.errors import HeadraceError, UnsupportedError
-from headrace.planner import limits
+from headrace.planner import limits, readings
 from headrace.planner.analyse import check, position, query_errors, session
 from headrace.planner.analyse.analysis import LOCKED, Analysis
 from headrace.planner.analyse.catalog import Catalog
@@ -178,6 +178,9 @@ def _planned(conn: Connection, analysis: Analysis, request: PlanRequest) -> Plan
     written, settings = read.written, read.settings
     session.adopt(conn, request.settings)
     session.pin(conn)
+    front = readings.composed(conn, request, bound.tree)
+    if front.tree is not None:
+        bound = replace(bound, tree=front.tree)
     trusted = trust.resolve(conn, request.trust_stable)
     catalog = Catalog(conn, trusted)
     twins = Twins(analysis, catalog, settings[FUNCTION_PATH])
@@ -220,7 +223,7 @@ def _planned(conn: Connection, analysis: Analysis, request: PlanRequest) -> Plan
         logical=logical,
         optimised=optimised,
         physical=physical,
-        **_shown((bound_plan, optimised, physical), builder, lowering, columns, sources),
+        **_shown((bound_plan, optimised, physical), builder, lowering, columns, sources, front),
         tables=sources.tables.refs(),
         settings=_kept(settings, catalog),
         functions=catalog.functions.of_users(),
@@ -273,6 +276,7 @@ def _shown(
     lowering: Lowering,
     columns: Schema,
     sources: Sources,
+    front: readings.Front,
 ) -> dict[str, Any]:
     """Return the explanations of the plan; none if it contains another owner's query."""
     bound_plan, optimised, physical = plans
@@ -288,7 +292,7 @@ def _shown(
         LINEAGE: lineage_text(origins),
     }
     if not sources.private:
-        drawn = (*graphs, lineage_graph(origins))
+        drawn = (*graphs, lineage_graph(origins), *front.graphs)
         return {"explain": stages, "graphs": drawn, "lineage": origins}
     names = ", ".join(sorted(sources.private))
     told = f"not shown: it contains the query of {names}, which only the owner may see"

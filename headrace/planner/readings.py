@@ -1,25 +1,35 @@
-"""Comparison of two trees of one text: a parser's tree, for display, and Postgres' bound tree.
+"""The two trees of a text: sqlglot's syntax tree, and the one that Postgres has analysed.
 
-The parser's tree is never planned.  Its names are annotated with what Postgres resolved them to,
-where that is unambiguous.  To check the tree, it is written as SQL and bound again: Postgres must
-find the two bound trees equal.
+The front (``front/``) composes the query to be planned from both.  The syntax tree is shown with
+the objects that Postgres has bound its nodes to.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
+
+from msgspec import structs
 
 from headrace.errors import HeadraceError
 from headrace.planner.analyse import nodetree, query_errors, session
 from headrace.planner.analyse.nodetree import Node
+from headrace.planner.analyse.nodetypes import type_of
+from headrace.planner.front.front import Composed, compose
+from headrace.planner.front.names import Names, read
 from headrace.planner.graph import Graph, GraphNode
 from headrace.planner.request import PlanRequest
 from headrace.postgres.connect import Connection
 
 AST = "ast"
 """The stage of that name."""
+ALIKE: Final = "Postgres reads it alike"
+_STORED_MAX: Final = 5_000
+"""Limit on nodes of a tree that is stored with its plan."""
+_OBJECTS: Final = {
+    "opno": "operator", "funcid": "function", "aggfnoid": "function", "winfnoid": "function",
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,8 +38,6 @@ class Relation:
 
     alias: str
     oid: int
-    shown: str
-    """Its name, qualified and quoted where it must be."""
     columns: Mapping[str, int]
     """Numbers of its columns, by the names that they have there."""
 
@@ -40,6 +48,30 @@ class BoundText:
 
     tree: Node
     relations: tuple[Relation, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Front:
+    """The query of the front, and the stage that shows it."""
+
+    tree: Node | None = None
+    """None: Postgres' tree is planned."""
+    graphs: tuple[Graph, ...] = ()
+
+
+def composed(conn: Connection, request: PlanRequest, analysed: Node) -> Front:
+    """Return the query as the front composes it from the syntax tree of ``request``."""
+    if request.syntax is None:
+        if not request.unread:
+            return Front()
+        note = f"it is planned as Postgres reads it: {request.unread}"
+        root = GraphNode("1", "Query", "not parsed")
+        return Front(graphs=(Graph(AST, root.id, (root,), notes=(note,)),))
+    names = read(conn, analysed)
+    found = compose(request.syntax, analysed, names)
+    if len(request.syntax) > _STORED_MAX:
+        return Front(found.tree)
+    return Front(found.tree, (_annotated(request.syntax, found, names, analysed),))
 
 
 def bound(conn: Connection, request: PlanRequest) -> BoundText:
@@ -61,30 +93,19 @@ def bound(conn: Connection, request: PlanRequest) -> BoundText:
             if entry.kind == "RANGETBLENTRY" and entry.number("relid") == found.oid:
                 entry.fields["relid"] = "0"
         conn.execute("RESET ROLE")
-        return BoundText(found.tree, tuple(_relations(conn, found.tree)))
+        return BoundText(found.tree, tuple(_relations(found.tree)))
 
 
-def _relations(conn: Connection, tree: Node) -> Iterable[Relation]:
-    found = [
-        entry
-        for entry in tree.walk()
-        if entry.kind == "RANGETBLENTRY" and entry.number("relid") and entry.node("eref")
-    ]
-    rows = conn.execute(
-        "SELECT c.oid::bigint, c.oid::regclass::text FROM pg_class c WHERE c.oid = ANY (%s::oid[])",
-        ([entry.number("relid") for entry in found],),
-    ).fetchall()
-    names = {int(oid): str(name) for oid, name in rows}
-    for entry in found:
-        called = entry.child("eref")
-        columns = [str(name) for name in called.items("colnames") if isinstance(name, str)]
-        oid = entry.number("relid")
-        yield Relation(
-            called.text("aliasname") or "",
-            oid,
-            names.get(oid, str(oid)),
-            {name: number for number, name in enumerate(columns, 1) if name},
-        )
+def _relations(tree: Node) -> Iterable[Relation]:
+    for entry in tree.walk():
+        if entry.kind == "RANGETBLENTRY" and entry.number("relid") and entry.node("eref"):
+            called = entry.child("eref")
+            columns = [str(name) for name in called.items("colnames") if isinstance(name, str)]
+            yield Relation(
+                called.text("aliasname") or "",
+                entry.number("relid"),
+                {name: number for number, name in enumerate(columns, 1) if name},
+            )
 
 
 def schemas(conn: Connection, mine: BoundText) -> list[str]:
@@ -101,9 +122,14 @@ def alike(conn: Connection, request: PlanRequest, text: str) -> bool:
     """Return whether Postgres binds ``text`` to the same tree as the query.
 
     Raises:
-        HeadraceError: as ``bound``.
+        HeadraceError: Postgres refuses the query itself.
     """
-    return _difference(conn, request, bound(conn, request), text) is None
+    mine = bound(conn, request)
+    try:
+        other = bound(conn, PlanRequest(text, request.caller, request.settings))
+    except HeadraceError:
+        return False
+    return nodetree.same(mine.tree, other.tree)
 
 
 def check(conn: Connection, request: PlanRequest) -> None:
@@ -115,43 +141,58 @@ def check(conn: Connection, request: PlanRequest) -> None:
     bound(conn, request)
 
 
-def drawn(
-    conn: Connection, request: PlanRequest, read: Iterable[Mapping[str, Any]], text: str
-) -> Graph:
-    """Return a parser's tree of the query (``reading.trees.plain``) with its names' relations.
-
-    ``text``: the query as the parser writes it.
+def drawn(conn: Connection, request: PlanRequest) -> Graph:
+    """Return the syntax tree of ``request`` with the objects that its nodes are bound to.
 
     Raises:
         HeadraceError: as ``bound``.
     """
-    mine = bound(conn, request)
-    differs = _difference(conn, request, mine, text)
-    told = (
-        "Postgres reads it alike"
-        if differs is None
-        else f"it is planned as Postgres reads it: {differs}"
-    )
-    return _annotated(read, mine, [told])
+    mine = bound(conn, request).tree
+    nodes = request.syntax or ()
+    with session.reading(conn):
+        session.pin(conn)
+        names = read(conn, mine)
+    return _annotated(nodes, compose(nodes, mine, names), names, mine)
 
 
-def _difference(conn: Connection, request: PlanRequest, mine: BoundText, text: str) -> str | None:
-    """Return None if Postgres binds ``text`` to the same tree as ``mine``, else the difference."""
-    try:
-        other = bound(conn, PlanRequest(text, request.caller, request.settings))
-    except HeadraceError as error:
-        return f"Postgres refuses what the parser has read: {error.message}"
-    if nodetree.same(mine.tree, other.tree):
-        return None
-    return "what the parser has read is written otherwise than it stands there"
+def renamed(conn: Connection, graph: Graph) -> Graph:
+    """Return a stored tree with the current names of its relations."""
+    oids = sorted({node.more["oid"] for node in graph.nodes if node.more and "oid" in node.more})
+    with session.reading(conn):
+        session.pin(conn)
+        rows = conn.execute(
+            "SELECT c.oid::int8, c.oid::regclass::text FROM pg_class c"
+            " WHERE c.oid = ANY (%s::int8[]::oid[])",
+            (oids,),
+        ).fetchall()
+    names = dict(rows)
+    return structs.replace(graph, nodes=tuple(_renamed(node, names) for node in graph.nodes))
 
 
-def _annotated(read: Iterable[Mapping[str, Any]], mine: BoundText, told: Iterable[str]) -> Graph:
-    nodes = [_node(data, mine) for data in read]
-    return Graph(AST, nodes[0].id, tuple(nodes), notes=tuple(told))
+def _renamed(node: GraphNode, names: Mapping[int, str]) -> GraphNode:
+    more = node.more or {}
+    name = names.get(more.get("oid", 0))
+    if name is None or name == more["relation"]:
+        return node
+    detail = node.detail.replace(f" = {more['relation']}", f" = {name}")
+    return structs.replace(node, detail=detail, more={**more, "relation": name})
 
 
-def _node(data: Mapping[str, Any], mine: BoundText) -> GraphNode:
+def _annotated(
+    nodes: Iterable[Mapping[str, Any]], found: Composed, names: Names, analysed: Node
+) -> Graph:
+    relations = tuple(_relations(analysed))
+    note = ALIKE
+    if found.tree is None:
+        at = "" if found.at is None else f" (position {found.at + 1})"
+        note = f"it is planned as Postgres reads it: {found.differs}{at}"
+    made = tuple(_node(data, found, names, relations) for data in nodes)
+    return Graph(AST, made[0].id, made, notes=(note,))
+
+
+def _node(
+    data: Mapping[str, Any], found: Composed, names: Names, relations: tuple[Relation, ...]
+) -> GraphNode:
     more: dict[str, Any] = {}
     if "arg" in data:
         more["arg"] = data["arg"]
@@ -160,36 +201,74 @@ def _node(data: Mapping[str, Any], mine: BoundText) -> GraphNode:
     if "comments" in data:
         more["comments"] = data["comments"]
     detail = data["detail"]
-    found = _found(data, mine.relations)
-    if found is not None:
-        relation, column = found
-        more["oid"] = relation.oid
-        more["relation"] = relation.shown
-        said = relation.shown
-        if column is not None:
-            more["attnum"] = relation.columns[column]
-            said = f"{said}.{column}"
+    said = _place(data, found, names, relations, more)
+    if (node := found.walk.bound.get(data["id"])) is not None:
+        more |= _objects(node, names)
+        coercions = [_kind(one, names) for one in found.walk.coerced.get(data["id"], ())]
+        if coercions:
+            more["coercions"] = coercions
+    if said:
         detail = f"{detail} = {said}"
     for comment in data.get("comments", ()):
         detail = f"{detail} -- {comment}".strip()
     return GraphNode(data["id"], data["kind"], detail, tuple(data["inputs"]), more=more or None)
 
 
-def _found(
-    data: Mapping[str, Any], relations: Iterable[Relation]
-) -> tuple[Relation, str | None] | None:
-    """Return what a table or column name refers to, if it is unambiguous in the whole query."""
+def _objects(node: Node, names: Names) -> dict[str, Any]:
+    """Return the operator, the function and the type of a node of Postgres' tree."""
+    out: dict[str, Any] = {}
+    for field, kind in _OBJECTS.items():
+        if field in node.fields:
+            out[kind] = names.of(kind, node.number(field)).shown
+    if (oid := type_of(node)) is not None:
+        out["type"] = names.of("type", oid).shown
+    return out
+
+
+def _kind(coercion: Node, names: Names) -> str:
+    """Return the function of a coercion, or else its type."""
+    told = _objects(coercion, names)
+    return str(told.get("function") or told.get("operator") or told.get("type", ""))
+
+
+def _place(
+    data: Mapping[str, Any],
+    found: Composed,
+    names: Names,
+    relations: tuple[Relation, ...],
+    more: dict[str, Any],
+) -> str:
+    """Enter the relation and the column of a node, and return their names."""
+    oid, column = 0, ""
+    node = found.walk.bound.get(data["id"])
+    if data["id"] in found.walk.places:
+        entry, number = found.walk.places[data["id"]]
+        called = entry.child("eref").items("colnames")
+        if oid := entry.number("relid"):
+            column = str(called[number - 1]) if 0 < number <= len(called) else ""
+            more["attnum"] = number
+    elif node is not None and node.kind == "RANGETBLENTRY":
+        oid = node.number("relid")
+    elif (only := _unambiguous(data, relations)) is not None:
+        oid, column = only[0].oid, only[1]
+        if column:
+            more["attnum"] = only[0].columns[column]
+    if not oid:
+        return ""
+    more["oid"], more["relation"] = oid, names.of("relation", oid).shown
+    if column:
+        more["column"] = column
+    return f"{more['relation']}.{column}" if column else str(more["relation"])
+
+
+def _unambiguous(
+    data: Mapping[str, Any], relations: tuple[Relation, ...]
+) -> tuple[Relation, str] | None:
+    """Return the object of a name that has only one in the whole query, as far as it is bound."""
+    found: list[tuple[Relation, str]] = []
     if "table" in data:
-        mine = [r for r in relations if r.alias == data["alias"]]
-        return _only([(r, None) for r in mine])
-    if "column" in data:
+        found = [(r, "") for r in relations if r.alias == data["alias"]]
+    elif "column" in data:
         name, of = data["column"], data["of"]
-        mine = [r for r in relations if name in r.columns and of in ("", r.alias)]
-        return _only([(r, name) for r in mine])
-    return None
-
-
-def _only(
-    found: list[tuple[Relation, str | None]],
-) -> tuple[Relation, str | None] | None:
+        found = [(r, name) for r in relations if name in r.columns and of in ("", r.alias)]
     return found[0] if len({(r.oid, r.alias) for r, _ in found}) == 1 else None

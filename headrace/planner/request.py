@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -36,6 +36,10 @@ class PlanRequest:
     """Limits of planning."""
     stopped_below: bool = False
     """Whether the query may read views of Headrace that have stopped."""
+    syntax: Sequence[Mapping[str, Any]] | None = None
+    """The syntax tree of the query (``reading.trees.plain``), if it was parsed."""
+    unread: str = ""
+    """The reason why it was not."""
     over: frozenset[int] = frozenset()
     """OIDs of the result tables that the query is planned over as they are: the query of such a
     view is not put in its place, and nothing is merged with it (A-47)."""

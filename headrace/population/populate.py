@@ -99,6 +99,8 @@ def plan_with_facts(
         bounds, over = options.recursions(settings), _point(conn, options.point)
         limits, trusted = PlanLimits(settings.planning_time_ms_max), options.trust_stable
         wanted = replace(request, recursions=bounds, over=over, limits=limits, trust_stable=trusted)
+        parsed = context.reader.parsed(request.query)
+        wanted = replace(wanted, syntax=parsed.nodes, unread=parsed.why)
         if view_id and states.sqlstate(conn, view_id) == BelowStopped.sqlstate:
             wanted = replace(wanted, stopped_below=True)
         planned = context.planners.call(conn, wanted.caller, wanted.query, plan, wanted)

@@ -140,9 +140,10 @@ class Subprocess:
 class SubprocessPool:
     """Idle processes; thread-safe."""
 
-    def __init__(self, start: Callable[[], Subprocess]) -> None:
-        """``start`` returns a new process."""
+    def __init__(self, start: Callable[[], Subprocess], *, lasting: bool = False) -> None:
+        """``start`` returns a new process; ``lasting``: idle ones are not ended."""
         self._start = start
+        self._lasting = lasting
         self._lock = threading.Lock()
         self._idle: list[tuple[Subprocess, float]] = []
         """Idle processes, with the time since when, on the monotonic clock."""
@@ -184,7 +185,7 @@ class SubprocessPool:
             process.end()
 
     def _end_later(self) -> None:
-        if self._idle and not self._awaited:
+        if self._idle and not self._awaited and not self._lasting:
             self._awaited = True
             timer = threading.Timer(IDLE_S, self._end_old)
             timer.daemon = True

@@ -1,7 +1,7 @@
 """The process that parses queries: requests on standard input, answers on output, in frames.
 
-    {"do": "tree" | "tables" | "translate", "text": …, "dialect": …, "columns": …}
-    {"tree": […], "text": …} | {"tables": […]} | {"text": …}
+    {"do": "tree" | "parse" | "tables" | "translate", "text": …, "dialect": …, "columns": …}
+    {"tree": […], "text": …} | {"tree": […]} | {"tables": […]} | {"text": …}
     | {"refused": message, "at": …, "hint": …}
 
 It may be killed at any time.  It exits when its parent is gone, or when a request exceeds its limit
@@ -39,7 +39,9 @@ def answer(asked: dict[str, Any]) -> dict[str, Any]:
         if asked["do"] == "tables":
             return {"tables": tables(text, dialect)}
         tree = parsed(text, dialect)
-        return {"tree": plain(tree), "text": tidy(tree)}
+        if asked["do"] == "parse":
+            return {"tree": plain(tree, text)}
+        return {"tree": plain(tree, text), "text": tidy(tree)}
     except Unsaid as refused:
         return {"refused": refused.message, "at": refused.at, "hint": refused.hint}
     except RecursionError:

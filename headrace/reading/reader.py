@@ -15,7 +15,7 @@ from typing import Any, Final
 import msgspec
 
 from headrace import clock
-from headrace.errors import SyntaxUserError, UserError
+from headrace.errors import HeadraceError, SyntaxUserError, TransientError, UserError
 from headrace.process.subprocess_pool import Subprocess, SubprocessPool
 from headrace.reading import DIALECTS
 
@@ -23,11 +23,14 @@ TEXT_MAX: Final = 1_000_000
 """Maximum length of a query, in characters."""
 _WAIT_S: Final = 30.0
 """Maximum seconds for an answer, on a busy machine; ``child.py`` limits the processor time."""
+_PATIENCE_S: Final = 2.0
+"""Maximum seconds for which planning waits for a tree: it can do without."""
 _LONG: Final = 16_384
 """Length from which a text is long, in characters."""
 _POLL_S: Final = 0.1
 """Seconds after which a wait checks whether it is still wanted."""
 _COMPLEX: Final = "54001"
+_SHORTEST: Final = b'{"do": "parse", "text": "SELECT 1"}'
 _PASSED: Final = ("LD_LIBRARY_PATH", "PATH", "PYTHONPATH", "TZ")
 """Environment variables that are passed on; none holds a secret."""
 
@@ -40,13 +43,25 @@ class Read:
     text: str
 
 
+@dataclass(frozen=True, slots=True)
+class Parsed:
+    """The nodes of a query's tree (``trees.plain``); None: there is none, and ``why``."""
+
+    nodes: list[dict[str, Any]] | None
+    why: str = ""
+
+
 class TextReader:
     """Owner of the processes, which are started at first use; thread-safe."""
 
     def __init__(self, check: Callable[[], None]) -> None:
         """``check`` is called repeatedly during a request, and may raise to end it."""
-        self._short = _Parser(check)
+        self._short = _Parser(check, lasting=True)
         self._long = _Parser(check)
+
+    def warm(self) -> None:
+        """Start the process for short texts in the background."""
+        self._short.warm()
 
     def read(self, text: str) -> Read:
         """Parse a query in Postgres' SQL.
@@ -56,6 +71,16 @@ class TextReader:
         """
         found = self._ask({"do": "tree", "text": text})
         return Read(found["tree"], found["text"])
+
+    def parsed(self, text: str) -> Parsed:
+        """Return the tree of a query for planning, or the reason why there is none in time."""
+        try:
+            found = self._ask({"do": "parse", "text": text}, _PATIENCE_S)
+        except (UserError, TransientError) as error:
+            if error.code == _COMPLEX:
+                self.warm()  # the process has been ended
+            return Parsed(None, error.message)
+        return Parsed(found["tree"])
 
     def tables(self, text: str, dialect: str) -> list[str]:
         """Return the tables that a query of another dialect names, as Postgres' SQL writes them.
@@ -82,7 +107,7 @@ class TextReader:
         self._short.close()
         self._long.close()
 
-    def _ask(self, question: dict[str, Any]) -> dict[str, Any]:
+    def _ask(self, question: dict[str, Any], patience_s: float = _WAIT_S) -> dict[str, Any]:
         text = question["text"]
         if len(text) > TEXT_MAX:
             raise UserError(
@@ -90,7 +115,7 @@ class TextReader:
                 sqlstate=_COMPLEX,
             )
         parser = self._short if len(text) < _LONG else self._long
-        found = parser.answered(msgspec.json.encode(question))
+        found = parser.answered(msgspec.json.encode(question), patience_s)
         if "refused" not in found:
             return found
         at = found.get("at")
@@ -104,15 +129,25 @@ class TextReader:
 class _Parser:
     """One process at a time."""
 
-    def __init__(self, check: Callable[[], None]) -> None:
+    def __init__(self, check: Callable[[], None], *, lasting: bool = False) -> None:
         self._check = check
         self._lock = threading.Lock()
-        self._pool: Final = SubprocessPool(_start)
+        self._pool: Final = SubprocessPool(_start, lasting=lasting)
 
-    def answered(self, request: bytes) -> dict[str, Any]:
+    def warm(self) -> None:
+        """Let the process answer a short text, so that it is started; in the background."""
+        threading.Thread(target=self._warm, name="parser-warm", daemon=True).start()
+
+    def _warm(self) -> None:
+        with contextlib.suppress(HeadraceError), self._lock:
+            self._answer(_SHORTEST, _WAIT_S, lambda: None)
+
+    def answered(self, request: bytes, patience_s: float) -> dict[str, Any]:
         """Return the answer to a request."""
-        with self._turn():
-            answer = self._answer(request)
+        until = clock.monotonic() + patience_s
+        answer = None
+        with contextlib.suppress(TimeoutError), self._turn(until):
+            answer = self._answer(request, until - clock.monotonic(), self._check)
         if answer is not None:
             found: dict[str, Any] = msgspec.json.decode(answer)
             return found
@@ -127,20 +162,24 @@ class _Parser:
         self._pool.close()
 
     @contextlib.contextmanager
-    def _turn(self) -> Iterator[None]:
+    def _turn(self, until: float) -> Iterator[None]:
         while not self._lock.acquire(timeout=_POLL_S):
             self._check()
+            if clock.monotonic() > until:
+                raise TimeoutError
         try:
             yield
         finally:
             self._lock.release()
 
-    def _answer(self, request: bytes) -> bytes | None:
+    def _answer(
+        self, request: bytes, patience_s: float, interrupted: Callable[[], None]
+    ) -> bytes | None:
         """Return the answer of the process; None: it has exited, or takes too long."""
-        until = clock.monotonic() + _WAIT_S
+        until = clock.monotonic() + patience_s
 
         def check() -> None:
-            self._check()
+            interrupted()
             if clock.monotonic() > until:
                 raise TimeoutError
 

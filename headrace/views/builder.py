@@ -228,6 +228,7 @@ class Builder:
 
     def start(self) -> None:
         """Remove what a dead builder left; with ``spark_warm``, start Spark in the background."""
+        self._context.reader.warm()
         clean_up(self._settings)
         if self._settings.spark_warm:
             self._spark.begin()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from msgspec import structs
@@ -128,6 +128,8 @@ def _of_query(
     asked = PlanRequest(query.query, request.caller, request.settings, limits=limits)
     if request.stage == readings.AST:
         return Stages({}, {readings.AST: _ast(context, conn, asked)})
+    parsed = context.reader.parsed(asked.query)
+    asked = replace(asked, syntax=parsed.nodes, unread=parsed.why)
     planned = context.planners.call(conn, asked.caller, asked.query, plan, asked)
     planned = stacking.choose(context, conn, asked, ViewSpec(), planned)
     return Stages.of(query.noted(planned))
@@ -146,11 +148,12 @@ def _ast(context: JobContext, conn: Connection, asked: PlanRequest) -> Graph:
         # The error of Postgres comes first.
         context.planners.call(conn, caller, query, readings.check, asked)
         error.detail = (
-            f"{error.detail or ''} Postgres reads the query; the parser that shows syntax trees does"
-            " not. Nothing else depends on it."
+            f"{error.detail or ''} Postgres reads the query; the parser of syntax trees does not. The"
+            " query is planned as Postgres reads it."
         ).strip()
         raise
-    return context.planners.call(conn, caller, query, readings.drawn, asked, read.nodes, read.text)
+    asked = replace(asked, syntax=read.nodes)
+    return context.planners.call(conn, caller, query, readings.drawn, asked)
 
 
 def _written(conn: Connection, stored: StoredView, owner: str | None) -> PlanRequest:
@@ -181,7 +184,11 @@ def _of_view(
     if stored is None or stored.explain is None:
         raise UserError(f"view {view.shown} has no plan", hint="Run CALL headrace.resync_view.")
     stages = Stages.stored(stored.explain)
+    if request.stage == readings.AST and readings.AST in stages.graphs:
+        stages.graphs[readings.AST] = readings.renamed(conn, stages.graphs[readings.AST])
+        return stages
     if request.stage == readings.AST:
+        # The view was planned by an earlier version, or its tree is too large to be stored.
         owner = view.owner_name or request.caller
         asked = context.planners.call(conn, owner, stored.canonical or "", _written, stored, owner)
         stages.graphs[readings.AST] = _ast(context, conn, asked)

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import signal
+from pathlib import Path
+
 import msgspec
 import psycopg
 import pytest
@@ -56,9 +61,68 @@ def test_what_only_postgres_reads_is_planned_all_the_same(commander):
 
 
 def test_a_text_that_is_read_otherwise_says_so(commander):
-    query = "SELECT id FROM items WHERE id NOT IN (1, 2)"
+    query = "SELECT id FROM items ORDER BY id FETCH FIRST ROW ONLY"
     lines = commander.execute("SELECT * FROM headrace.explain_view(%s, 'ast')", (query,)).fetchall()
     assert lines[-1][0].startswith("it is planned as Postgres reads it: ")
+
+
+def tree(commander, text: str) -> list[str]:
+    rows = commander.execute("SELECT * FROM headrace.explain_view(%s, 'ast')", (text,))
+    return [line for (line,) in rows]
+
+
+def test_a_view_has_its_annotated_tree_as_its_first_stage(commander, source):
+    query = 'SELECT i."Name", s.x * 2 AS twice FROM items i JOIN sold s ON s.item = i.id'
+    commander.execute("CALL headrace.create_view('staged', %s)", (query,))
+    [(stored,)] = source.execute(
+        "SELECT explain -> 'graphs' FROM headrace.views WHERE view_name = 'staged'"
+    ).fetchall()
+    [graph] = [one for one in stored if one["stage"] == "ast"]
+    assert graph["notes"] == ["Postgres reads it alike"]
+    more = {node["kind"]: node["more"] for node in graph["nodes"]}
+    assert more["Mul"]["operator"] == "*(numeric,numeric)"
+    assert more["Mul"]["type"] == "numeric"
+    assert tree(commander, "staged") == tree(commander, query)
+    # The names of its relations are those of now.
+    commander.execute("ALTER TABLE sold RENAME TO sales")
+    assert "public.sales.x" in " ".join(tree(commander, "staged"))
+    commander.execute("ALTER TABLE sales RENAME TO sold")
+    # A view that an earlier version has stored has no such stage.
+    source.execute(
+        "UPDATE headrace.views SET explain = explain - 'graphs' WHERE view_name = 'staged'"
+    )
+    assert tree(commander, "staged") == tree(commander, query)
+    commander.execute("CALL headrace.drop_view('staged')")
+
+
+def test_a_view_is_created_while_the_parser_dies(engine, commander, source):
+    query = "SELECT id, x FROM sold WHERE x > 30"
+    for number in range(3):
+        for pid in parsers(engine.pid):
+            os.kill(pid, signal.SIGKILL)
+        commander.execute(f"CALL headrace.create_view('dying{number}', %s)", (query,))
+        rows = source.execute(f"SELECT count(*) FROM dying{number}").fetchone()
+        assert rows == source.execute("SELECT count(*) FROM sold WHERE x > 30").fetchone()
+        commander.execute(f"CALL headrace.drop_view('dying{number}')")
+
+
+def test_a_hostile_text_is_planned_from_postgres_tree(commander, source):
+    """The parser refuses it: too deep for it, and not for Postgres."""
+    query = "SELECT id FROM sold WHERE " + "(" * 500 + "id < 4" + ")" * 500
+    commander.execute("CALL headrace.create_view('deep', %s)", (query,))
+    assert source.execute("SELECT count(*) FROM deep").fetchone() == (3,)
+    assert tree(commander, "deep")[-1].startswith("it is planned as Postgres reads it: ")
+    commander.execute("CALL headrace.drop_view('deep')")
+
+
+def parsers(engine: int) -> list[int]:
+    """Return the parser processes of an engine, which is the leader of their session."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if b"headrace.reading.child" in (process / "cmdline").read_bytes():
+                found += [int(process.name)] if os.getsid(int(process.name)) == engine else []
+    return found
 
 
 def test_deep_nesting_is_a_clean_error(commander):
