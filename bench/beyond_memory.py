@@ -10,8 +10,9 @@ from typing import Any, ClassVar, Final
 import psycopg
 
 from bench import cpu
-from bench.scenario import Bed, Figures, Options, Scenario, caught_up
+from bench.scenario import Bed, Figures, Options, Scenario, caught_up, scalar
 from bench.shapes import Stream, streaming
+from headrace.errors import BugError
 
 _VIEW: Final = "joined"
 _QUERY: Final = """SELECT o.id, o.amount, o.note, c.region
@@ -60,16 +61,24 @@ class BeyondMemory(Scenario):
                 }
 
             yield measured("create", lambda: on.create_view(_VIEW, _QUERY))
+            made = _number(on)
             yield measured("change", lambda: _change(stream))
             on.engine.kill9()
             on.engine.start()
             yield measured("change after a kill", lambda: _change(stream))
+            if _number(on) != made:
+                raise BugError(f"{_VIEW} did not follow the changes, it was filled anew")
             yield measured("verify", lambda: _verify(on))
 
 
 def _change(stream: Stream) -> None:
     stream.change(min(_CHANGED, stream.rows // 4), _TRANSACTION_ROWS)
     caught_up(stream.conn, _VIEW)
+
+
+def _number(on: Bed) -> int:
+    """Return the view's id, which is another one after each time that it is filled."""
+    return int(scalar(on.source, "SELECT id FROM headrace.views WHERE view_name = %s", _VIEW))
 
 
 def _verify(on: Bed) -> None:
