@@ -39,7 +39,7 @@ def call(walk: Walk, ast: Ast, node: Tree, level: QueryLevel) -> Tree:
     if node.kind == "ROWEXPR" and ast.fact("called").lower() == "row":
         return shell(node, args=walk.all(ast.nodes("expressions"), node.nodes("args"), level, ast))
     if node.kind != "FUNCEXPR":
-        refuse(ast, f"Postgres has {node.kind} here")
+        refuse(ast, "Postgres reads something else here")
     _check_name(walk, ast, node)
     return shell(node, args=_arguments(walk, ast, _written(ast), node.nodes("args"), level, node))
 
@@ -180,7 +180,7 @@ def filtered(walk: Walk, ast: Ast, node: Tree, level: QueryLevel) -> Tree:
             within = below
         inner = inner.child("this")
     if node.kind != "AGGREF":
-        refuse(ast, f"Postgres has {node.kind} here")
+        refuse(ast, "Postgres reads something else here")
     parts = _parts(walk, inner)
     parts.filter, parts.within = condition, within
     walk.bind(inner, node)
@@ -193,7 +193,7 @@ def filtered(walk: Walk, ast: Ast, node: Tree, level: QueryLevel) -> Tree:
 def windowed(walk: Walk, ast: Ast, node: Tree, level: QueryLevel) -> Tree:
     """Compose a window function, and the definition of its window."""
     if node.kind != "WINDOWFUNC":
-        refuse(ast, f"Postgres has {node.kind} here")
+        refuse(ast, "Postgres reads something else here")
     inner, condition = ast.child("this"), None
     if inner.kind == "Filter":
         walk.bind(inner, node)

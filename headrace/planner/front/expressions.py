@@ -303,7 +303,7 @@ def between(walk: Walk, ast: Ast, node: Tree, level: QueryLevel, *, negated: boo
     """Compose [NOT] BETWEEN: two comparisons of the same expression."""
     negated = negated != bool(ast.text("negate"))
     if ast.text("symmetric") or node.text("boolop") != ("or" if negated else "and"):
-        refuse(ast, f"Postgres has {node.kind} here")
+        refuse(ast, "Postgres reads something else here")
     made = []
     names = ("<", ">") if negated else (">=", "<=")
     for part, name, limit in zip(node.nodes("args"), names, ("low", "high"), strict=True):
@@ -320,7 +320,7 @@ def negation(walk: Walk, ast: Ast, node: Tree, level: QueryLevel) -> Tree:
         return shell(node, args=walk.all([inner], node.nodes("args"), level, ast))
     form = _NEGATED.get(inner.kind)
     if form is None:
-        refuse(ast, f"Postgres has {node.kind} here")
+        refuse(ast, "Postgres reads something else here")
     walk.bind(inner, node)
     return form(walk, inner, node, level, negated=True)
 
@@ -328,7 +328,7 @@ def negation(walk: Walk, ast: Ast, node: Tree, level: QueryLevel) -> Tree:
 def logic(walk: Walk, ast: Ast, node: Tree, level: QueryLevel) -> Tree:
     """Compose AND or OR; a chain to the left is one node."""
     if node.text("boolop") != ast.kind.lower():
-        refuse(ast, f"Postgres has {node.kind} here")
+        refuse(ast, "Postgres reads something else here")
     parts: list[Ast] = []
     one = ast
     while one.kind == ast.kind:

@@ -160,7 +160,7 @@ def refuse(ast: Ast, why: str) -> NoReturn:
 def require(ast: Ast, node: Tree, *kinds: str) -> None:
     """Refuse a node of Postgres that is of another kind."""
     if node.kind not in kinds:
-        refuse(ast, f"Postgres has {node.kind} here")
+        refuse(ast, "Postgres reads something else here")
 
 
 def shell(node: Tree, **parts: Any) -> Tree:
