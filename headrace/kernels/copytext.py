@@ -143,9 +143,9 @@ class ArrayColumns:
 
         0 and -0 are not identical, NaN and NaN are.  Raises as ``literals``.
         """
-        if cython.compiled:
-            return array_literals.changed(batch, self._forms, old, new)
-        return _changed(batch, old, new, len(self._oids))
+        if not cython.compiled:
+            return _changed(batch, old, new, len(self._oids))
+        return array_literals.changed(batch, self._forms, old, new)
 
 
 def _changed(batch: pa.RecordBatch, old: Int64s, new: Int64s, count: int) -> tuple[int, ...]:

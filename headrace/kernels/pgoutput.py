@@ -151,22 +151,26 @@ class Changes:
         text, too; its reader raises the error.
         """
         width = len(self.relation.columns)
-        if cython.compiled:
-            return change_codec.select(self._found, width, columns)
-        found = self._found
-        names = ["__op", "__lsn", "__old"]
-        arrays = [pa.array(found.ops), pa.array(found.lsns), pa.array(found.olds)]
-        for name, index, oid in columns:
-            names += [f"n:{name}", f"o:{name}"]
-            texts = [found.column(index), found.column(width + index)]
-            try:
-                arrays += [text.parse(values, oid) for values in texts]
-            except ValueError:
-                arrays += texts
-            if found.there[index] & 2:
-                names.append(f"u:{name}")
-                arrays.append(found.unchanged(index))
-        return pa.RecordBatch.from_arrays(arrays, names)
+        if not cython.compiled:
+            return _select(self._found, width, columns)
+        return change_codec.select(self._found, width, columns)
+
+
+def _select(found: Cells, width: int, columns: tuple[tuple[str, int, int], ...]) -> pa.RecordBatch:
+    """Return the batch of ``Changes.select``: the readable reference of ``change_codec``."""
+    names = ["__op", "__lsn", "__old"]
+    arrays = [pa.array(found.ops), pa.array(found.lsns), pa.array(found.olds)]
+    for name, index, oid in columns:
+        names += [f"n:{name}", f"o:{name}"]
+        texts = [found.column(index), found.column(width + index)]
+        try:
+            arrays += [text.parse(values, oid) for values in texts]
+        except ValueError:
+            arrays += texts
+        if found.there[index] & 2:
+            names.append(f"u:{name}")
+            arrays.append(found.unchanged(index))
+    return pa.RecordBatch.from_arrays(arrays, names)
 
 
 Event = Begin | Commit | RelationChanged | RequestNamed | Changes
