@@ -186,12 +186,19 @@ def _annotated(
     if found.tree is None:
         at = "" if found.at is None else f" (position {found.at + 1})"
         note = f"it is planned as Postgres reads it: {found.differs}{at}"
-    made = tuple(_node(data, found, names, relations) for data in nodes)
+    coercions: dict[str, list[str]] = {}
+    for inside, coercion in found.walk.coercions:
+        coercions.setdefault(inside, []).append(_kind(coercion, names))
+    made = tuple(_node(data, found, names, relations, coercions) for data in nodes)
     return Graph(AST, made[0].id, made, notes=(note,))
 
 
 def _node(
-    data: Mapping[str, Any], found: Composed, names: Names, relations: tuple[Relation, ...]
+    data: Mapping[str, Any],
+    found: Composed,
+    names: Names,
+    relations: tuple[Relation, ...],
+    coercions: Mapping[str, list[str]],
 ) -> GraphNode:
     more: dict[str, Any] = {}
     if "arg" in data:
@@ -204,9 +211,8 @@ def _node(
     said = _place(data, found, names, relations, more)
     if (node := found.walk.bound.get(data["id"])) is not None:
         more |= _objects(node, names)
-        coercions = [_kind(one, names) for one in found.walk.coerced.get(data["id"], ())]
-        if coercions:
-            more["coercions"] = coercions
+        if data["id"] in coercions:
+            more["coercions"] = coercions[data["id"]]
     if said:
         detail = f"{detail} = {said}"
     for comment in data.get("comments", ()):

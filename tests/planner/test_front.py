@@ -14,8 +14,11 @@ import pytest
 
 from headrace.planner import PlanRequest, plan, readings
 from headrace.planner.analyse import session
+from headrace.planner.analyse.nodetree import Node as Tree
 from headrace.planner.front.front import compose
-from headrace.planner.front.names import read
+from headrace.planner.front.names import Names, read
+from headrace.planner.front.syntax import Ast, Different
+from headrace.planner.front.walk import QueryLevel, Walk
 from headrace.reading.trees import parsed, plain
 
 QUERIES = (
@@ -214,3 +217,19 @@ def test_nodes_are_annotated_with_what_postgres_has_bound(conn):
     assert more["EQ", ""]["operator"] == "=(bigint,integer)"
     column = more["Column", "u.n"]
     assert (column["relation"], column["column"], column["type"]) == ("public.u", "n", "numeric")
+
+
+def test_an_attempt_that_fails_leaves_no_trace():
+    known, tried = Ast("1", "Known", None, {}), Ast("2", "Tried", None, {})
+    coercion = Tree("RELABELTYPE", {"relabelformat": "2", "arg": Tree("CONST", {})})
+
+    def fails(walk, ast, node, level):
+        walk.mark("1", "3")
+        raise Different("it is another one")
+
+    walk = Walk(Names({}), {}, (fails, ()), fails)
+    walk.mark("1")
+    assert walk.attempt(tried, coercion, QueryLevel(Tree("QUERY", {}))) is None
+    assert walk.coercions == []
+    assert walk.has_read(known)
+    assert not walk.has_read(Ast("3", "Read", None, {}))

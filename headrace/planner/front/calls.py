@@ -83,7 +83,7 @@ def _arguments(
     variadic = walk.names.of("function", node.number(field)).variadic
     given = bool(args) and args[-1].kind == "Variadic"
     if given:
-        walk.read.add(args[-1].id)
+        walk.mark(args[-1].id)
         args = [*args[:-1], args[-1].child("this")]
     array = found[-1] if found else None
     inner = operand(array) if array is not None and implicit(array) else array
@@ -118,17 +118,17 @@ def _parts(walk: Walk, ast: Ast) -> _Parts:
     for one in _written(ast):
         arg = one
         if arg.kind == "Order":
-            walk.read.add(arg.id)
+            walk.mark(arg.id)
             made.order = arg.nodes("expressions")
             arg = arg.child("this") if arg.node("this") is not None else arg
             if arg is one:
                 continue
         if arg.kind == "Distinct":
-            walk.read.add(arg.id)
+            walk.mark(arg.id)
             made.distinct = True
             made.args += arg.nodes("expressions")
         elif arg.kind == "Star":
-            walk.read.add(arg.id)
+            walk.mark(arg.id)
             made.star = True
         else:
             made.args.append(arg)
@@ -173,7 +173,7 @@ def filtered(walk: Walk, ast: Ast, node: Tree, level: QueryLevel) -> Tree:
     while inner.kind in ("Filter", "WithinGroup"):
         walk.bind(inner, node)
         below = inner.child("expression")
-        walk.read.add(below.id)
+        walk.mark(below.id)
         if inner.kind == "Filter":
             condition = below.child("this") if below.kind == "Where" else below
         else:
@@ -197,7 +197,7 @@ def windowed(walk: Walk, ast: Ast, node: Tree, level: QueryLevel) -> Tree:
     inner, condition = ast.child("this"), None
     if inner.kind == "Filter":
         walk.bind(inner, node)
-        walk.read.add(inner.child("expression").id)
+        walk.mark(inner.child("expression").id)
         condition = inner.child("expression").child("this")
         inner = inner.child("this")
     walk.bind(inner, node)
@@ -231,7 +231,7 @@ def define(walk: Walk, ast: Ast, found: Tree, level: QueryLevel) -> None:
     order, spec = ast.node("order"), ast.node("spec")
     items: list[Ast] = []
     if order is not None:
-        walk.read.add(order.id)
+        walk.mark(order.id)
         items = order.nodes("expressions")
     partition = ast.nodes("partition_by")
     if base is not None:
@@ -253,7 +253,7 @@ def _offset(
     walk: Walk, spec: Ast | None, name: str, found: Tree | None, level: QueryLevel
 ) -> Tree | None:
     if spec is not None:
-        walk.read.add(spec.id)
+        walk.mark(spec.id)
         walk.take(spec.node("exclude"))
     value = spec.node(name) if spec is not None else None
     return walk.maybe(value, found, level, spec or Ast("", "Window", None, {}))

@@ -196,7 +196,7 @@ def _fields(walk: Walk, ast: Ast) -> list[Ast]:
     ast = bare(ast)
     if ast.kind not in ("Tuple", "Struct") and ast.fact("called").lower() != "row":
         return [ast]
-    walk.read.add(ast.id)
+    walk.mark(ast.id)
     return ast.nodes("expressions")
 
 

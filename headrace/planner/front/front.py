@@ -36,7 +36,7 @@ def compose(nodes: Sequence[Mapping[str, Any]], analysed: Tree, names: Names) ->
     try:
         made = query(walk, root, analysed, None)
         for node in root.walk():
-            if node.id not in walk.read and not node.is_name:
+            if not walk.has_read(node) and not node.is_name:
                 raise Different(f"{node.kind} is not compared", node.at)
         if not same(made, analysed):
             raise Different("the query is composed otherwise")

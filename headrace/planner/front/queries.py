@@ -27,7 +27,7 @@ def query(walk: Walk, ast: Ast, node: Tree, outer: QueryLevel | None) -> Tree:
     ast = _opened(walk, ast)
     if (values := _only_values(ast)) is not None:
         walk.take(ast.nodes("expressions")[0])
-        walk.read.update((ast.id, ast.child("from").id))
+        walk.mark(ast.id, ast.child("from").id)
         ast = values
     level = QueryLevel(node, outer)
     walk.bind(ast, node)
@@ -50,7 +50,7 @@ def _opened(walk: Walk, ast: Ast) -> Ast:
     """Return the query in parentheses, with the clauses after them."""
     while ast.kind in ("Subquery", "Paren", "Table"):
         inner = ast.child("this")
-        walk.read.add(ast.id)
+        walk.mark(ast.id)
         around = {n: ast.args[n] for n in _AROUND if ast.args.get(n)}
         ast = inner.replaced(**around) if around else inner
     return ast
@@ -81,7 +81,7 @@ def _with(walk: Walk, ast: Ast, level: QueryLevel) -> list[Tree]:
         composed = walk.query(walk, one.child("this"), cte.child("ctequery"), level)
         made[cte.text("ctename")] = shell(cte, ctequery=composed)
     if clause is not None:
-        walk.read.add(clause.id)
+        walk.mark(clause.id)
         if not clause.text("recursive") and list(made) != list(found):
             refuse(clause, "Postgres has the WITH queries in another order")
     return [made[name] for name in found if name in made]
@@ -120,7 +120,7 @@ def _inside(walk: Walk, clause: Ast | None) -> Ast | None:
     """Return the condition of WHERE or HAVING."""
     if clause is None:
         return None
-    walk.read.add(clause.id)
+    walk.mark(clause.id)
     return clause.child("this")
 
 
@@ -164,11 +164,11 @@ class _From:
         groups: list[tuple[Ast, list[Ast]]] = []
         clause = ast.node("from")
         if clause is not None:
-            self._walk.read.add(clause.id)
+            self._walk.mark(clause.id)
             groups.append((clause.child("this"), []))
         for join in ast.nodes("joins"):
             if _is_comma(join):
-                self._walk.read.add(join.id)
+                self._walk.mark(join.id)
                 groups.append((join.child("this"), []))
             elif groups:
                 groups[-1][1].append(join)
@@ -226,7 +226,7 @@ class _From:
         if joins:
             return self._joined(ast.replaced(joins=[]), joins, node)
         if ast.kind == "Paren" or (ast.kind == "Subquery" and _holds_joins(ast.child("this"))):
-            self._walk.read.add(ast.id)
+            self._walk.mark(ast.id)
             self._walk.take(ast.node("alias"))
             return self._item(ast.child("this"), node)
         if node.kind != "RANGETBLREF":
@@ -388,7 +388,7 @@ def _group(walk: Walk, ast: Ast, made: Tree, level: QueryLevel) -> None:
     if clause is None:
         made.fields["groupingSets"] = made.fields["groupClause"] = None
         return
-    walk.read.add(clause.id)
+    walk.mark(clause.id)
     items = clause.nodes("expressions")
     flat = [one for item in items for one in _flat(walk, item)]
     grouped = clauses(
@@ -403,7 +403,7 @@ def _flat(walk: Walk, item: Ast) -> list[Ast]:
     """Return the expressions of an item of GROUP BY, in order."""
     item = bare(item)
     if item.kind in (*words.SETS, "Tuple"):
-        walk.read.add(item.id)
+        walk.mark(item.id)
         return [one for part in item.nodes("expressions") for one in _flat(walk, part)]
     return [item]
 
@@ -436,7 +436,7 @@ def _unnested(walk: Walk, sets: Ast) -> list[Ast]:
     out = []
     for part in sets.nodes("expressions"):
         if sets.kind == part.kind == "GroupingSets":
-            walk.read.add(part.id)
+            walk.mark(part.id)
             out += _unnested(walk, part)
         else:
             out.append(part)
@@ -466,14 +466,14 @@ def _distinct(walk: Walk, ast: Ast, made: Tree, level: QueryLevel) -> None:
     made.fields["hasDistinctOn"] = "false"
     if clause is None:
         return
-    walk.read.add(clause.id)
+    walk.mark(clause.id)
     found, on = node.nodes("distinctClause"), clause.node("on")
     targets = node.nodes("targetList")
     if on is not None:
-        walk.read.add(on.id)
+        walk.mark(on.id)
         made.fields["hasDistinctOn"] = "true"
         inner = bare(on)
-        walk.read.add(inner.id)
+        walk.mark(inner.id)
         wanted = inner.nodes("expressions") if inner.kind == "Tuple" else [inner]
         pairs = [[_is_clause(walk, one, c, node, level) for c in found] for one in wanted]
         if not pairs or not all(map(any, pairs)) or not all(map(any, zip(*pairs, strict=True))):
@@ -491,7 +491,7 @@ def _ordered(walk: Walk, ast: Ast, made: Tree, level: QueryLevel) -> None:
     node, order = level.query, ast.node("order")
     items: list[Ast] = []
     if order is not None:
-        walk.read.add(order.id)
+        walk.mark(order.id)
         items = order.nodes("expressions")
     found, targets = node.nodes("sortClause"), node.nodes("targetList")
     made.fields["sortClause"] = clauses(walk, items, found, targets, level, named=True) or None
@@ -501,14 +501,14 @@ def _ordered(walk: Walk, ast: Ast, made: Tree, level: QueryLevel) -> None:
     count = None
     made.fields["limitOption"] = node.text("limitOption") if not node.node("limitCount") else "0"
     if limit is not None:
-        walk.read.add(limit.id)
+        walk.mark(limit.id)
         count = limit.node("count") if limit.kind == "Fetch" else limit.node("expression")
         options = limit.node("limit_options")
         walk.take(options)
         if options is not None and options.text("with_ties"):
             made.fields["limitOption"] = "1"
     if offset is not None:
-        walk.read.add(offset.id)
+        walk.mark(offset.id)
         offset = offset.child("expression")
     made.fields["limitCount"] = walk.maybe(count, node.node("limitCount"), level, limit or ast)
     made.fields["limitOffset"] = walk.maybe(offset, node.node("limitOffset"), level, ast)
@@ -525,7 +525,7 @@ def _set_operation(walk: Walk, ast: Ast, made: Tree, level: QueryLevel) -> None:
     def arm(one: Ast, found: Tree) -> Tree:
         inner = one
         while inner.kind in ("Subquery", "Paren") and not any(inner.args.get(n) for n in _AROUND):
-            walk.read.add(inner.id)
+            walk.mark(inner.id)
             inner = inner.child("this")
         if found.kind == "SETOPERATIONSTMT":
             if inner.kind not in _OPERATIONS:
@@ -574,7 +574,7 @@ def _values(walk: Walk, ast: Ast, made: Tree, level: QueryLevel) -> None:
         refuse(ast, "VALUES has another number of rows for Postgres")
     lists = []
     for row, trees in zip(rows, found, strict=True):
-        walk.read.add(row.id)
+        walk.mark(row.id)
         inner = row.nodes("expressions") if row.kind == "Tuple" else [bare(row)]
         there = trees if isinstance(trees, list) else []
         lists.append(walk.all(inner, [n for n in there if isinstance(n, Tree)], level, row))

@@ -77,23 +77,30 @@ class Walk:
         self._call = call
         self.bound: dict[str, Tree] = {}
         """Nodes of Postgres, by id of the syntax tree's node."""
-        self.coerced: dict[str, list[Tree]] = {}
-        """Coercions around these nodes that are not written, outermost first."""
+        self.coercions: list[tuple[str, Tree]] = []
+        """Coercions that are not written, by id of the node inside of them, outermost first."""
         self.places: dict[str, tuple[Tree, int]] = {}
         """Range-table entry and number of each column."""
-        self.read: set[str] = set()
-        """Ids of all nodes of the syntax tree that have been read."""
+        self._read: dict[str, None] = {}
         self._steps = 0
 
     def bind(self, ast: Ast, node: Tree) -> None:
         """Record that ``ast`` is ``node``."""
-        self.read.add(ast.id)
+        self.mark(ast.id)
         self.bound[ast.id] = node
+
+    def mark(self, *ids: str) -> None:
+        """Mark nodes of the syntax tree as read."""
+        self._read.update(dict.fromkeys(ids))
+
+    def has_read(self, ast: Ast) -> bool:
+        """Return whether a node has been read."""
+        return ast.id in self._read
 
     def take(self, ast: Ast | None) -> None:
         """Mark a part as read that Postgres has in another form (a literal, a name)."""
         if ast is not None:
-            self.read.update(node.id for node in ast.walk())
+            self.mark(*(node.id for node in ast.walk()))
 
     def expr(self, ast: Ast, node: Tree, level: QueryLevel) -> Tree:
         """Compose the expression ``ast``, which Postgres has analysed as ``node``."""
@@ -106,7 +113,7 @@ class Walk:
             self.expr(ast, *grouped)
             return shell(node)
         if implicit(node) or self._is_plus(node):
-            self.coerced.setdefault(ast.id, []).append(node)
+            self.coercions.append((ast.id, node))
             return recast(node, self.expr(ast, operand(node), level))
         form, kinds = self._forms.get(ast.kind, self._call)
         if kinds:
@@ -142,11 +149,14 @@ class Walk:
 
     def attempt(self, ast: Ast, node: Tree, level: QueryLevel) -> Tree | None:
         """Compose an expression; None if ``ast`` is not ``node``."""
-        read, coerced = set(self.read), dict(self.coerced)
+        read, coercions = len(self._read), len(self.coercions)
         try:
             return self.expr(ast, node, level)
         except Different:
-            self.read, self.coerced = read, coerced
+            # The latest ones go: to copy all at each attempt would take most of the walk's time.
+            while len(self._read) > read:
+                self._read.popitem()
+            del self.coercions[coercions:]
             if self._steps > _STEPS_MAX:
                 raise
             return None
