@@ -3,12 +3,12 @@
 
 from headrace.kernels.arrow_memory cimport Layout
 
-cdef struct Form:
-    int how  # how a value becomes text, see array_literals.py
+cdef struct Written:
+    int form  # as in text.pxd
     int calendar  # as in datetimes.KINDS
 
 cdef class Forms:
     cdef list oids
     cdef Layout layout
     cdef Py_ssize_t count
-    cdef Form *forms
+    cdef Written *written

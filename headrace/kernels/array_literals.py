@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import cython
 import pyarrow as pa
 from cython.cimports.cpython.unicode import PyUnicode_DecodeUTF8
-from cython.cimports.headrace.kernels.array_literals import Form
+from cython.cimports.headrace.kernels.array_literals import Written
 from cython.cimports.headrace.kernels.arrow_memory import (
     BOOL,
     TEXT,
@@ -28,19 +28,14 @@ from cython.cimports.headrace.kernels.arrow_memory import (
 )
 from cython.cimports.headrace.kernels.datetimes import write
 from cython.cimports.headrace.kernels.pointers import longs_of
+from cython.cimports.headrace.kernels.text import BOOLEAN, CALENDAR, FLOAT, INTEGER, STRING
 from cython.cimports.libc.stdlib import calloc, free, malloc
 from cython.cimports.libc.string import memcmp, memcpy
 
 from headrace.kernels import datetimes, text
 from headrace.kernels.buffers import Int64s
-from headrace.types import BOOL as BOOL_OID
-from headrace.types import FLOAT4, FLOAT8, arrow_type
+from headrace.types import arrow_type
 
-_QUOTED = cython.declare(cython.int, 0)
-_INTEGER = cython.declare(cython.int, 1)
-_LETTER = cython.declare(cython.int, 2)
-_TIME = cython.declare(cython.int, 3)
-_ELSEWHERE = cython.declare(cython.int, 4)
 _WIDTH_MAX = cython.declare(cython.Py_ssize_t, 48)
 """Bytes of a number, a date or NULL, with its quotes and comma."""
 
@@ -57,26 +52,20 @@ class Forms:
         types = [arrow_type(oid) for oid in oids]
         weighted = [*types, pa.int64()]
         self.layout = Layout(types, pa.schema([(f"c{n}", t) for n, t in enumerate(weighted)]))
-        self.forms = cython.cast(cython.pointer[Form], calloc(self.count + 1, cython.sizeof(Form)))
-        if self.forms == cython.NULL:
+        self.written = cython.cast(
+            cython.pointer[Written], calloc(self.count + 1, cython.sizeof(Written))
+        )
+        if self.written == cython.NULL:
             raise MemoryError
         for c in range(self.count):
             oid = self.oids[c]
-            form: cython.pointer[Form] = self.forms + c
-            if oid in text.RANGES:
-                form.how = _INTEGER
-            elif oid == BOOL_OID:
-                form.how = _LETTER
-            elif oid in datetimes.KINDS:
-                form.how = _TIME
-                form.calendar = datetimes.KINDS[oid]
-            elif oid in (FLOAT4, FLOAT8):
-                form.how = _ELSEWHERE
-            else:
-                form.how = _QUOTED
+            written: cython.pointer[Written] = self.written + c
+            written.form = text.form_of(oid)
+            if written.form == CALENDAR:
+                written.calendar = datetimes.KINDS[oid]
 
     def __dealloc__(self) -> None:
-        free(self.forms)
+        free(self.written)
 
 
 @cython.cclass
@@ -203,13 +192,13 @@ def _literal(
 ) -> str | None:
     if not 0 <= c < forms.count:
         raise IndexError("a number beyond the columns")
-    form: cython.pointer[Form] = forms.forms + c
+    written: cython.pointer[Written] = forms.written + c
     column: cython.pointer[Column] = held.columns + c
-    if form.how == _ELSEWHERE:
+    if written.form == FLOAT:
         return None
     i: cython.Py_ssize_t
     size: cython.Py_ssize_t = count * _WIDTH_MAX + 2
-    if form.how == _QUOTED:
+    if written.form == STRING:
         for i in range(count):
             if not is_null(column, rows[i]):
                 size += 2 * (column.offsets[rows[i] + 1] - column.offsets[rows[i]])
@@ -217,7 +206,7 @@ def _literal(
     if out == cython.NULL:
         raise MemoryError
     try:
-        size = _write(out, column, form, rows, count)
+        size = _write(out, column, written, rows, count)
         if size < 0:
             raise ValueError(f"value out of range for type OID {forms.oids[c]}")
         return PyUnicode_DecodeUTF8(cython.cast(cython.p_const_char, out), size, cython.NULL)
@@ -231,7 +220,7 @@ def _literal(
 def _write(
     out: cython.p_uchar,
     column: cython.pointer[Column],
-    form: cython.pointer[Form],
+    written: cython.pointer[Written],
     rows: cython.pointer[cython.const_longlong],
     count: cython.Py_ssize_t,
 ) -> cython.Py_ssize_t:
@@ -249,14 +238,14 @@ def _write(
         if is_null(column, row):
             memcpy(out + p, b"NULL", 4)
             p += 4
-        elif form.how == _INTEGER:
+        elif written.form == INTEGER:
             p = _write_integer(out, p, _integer(column, row))
-        elif form.how == _LETTER:
+        elif written.form == BOOLEAN:
             out[p] = 116 if bit(column.values, column.offset + row) else 102
             p += 1
-        elif form.how == _TIME:
+        elif written.form == CALENDAR:
             out[p] = 34
-            p = write(out, p + 1, _integer(column, row), form.calendar)
+            p = write(out, p + 1, _integer(column, row), written.calendar)
             if p < 0:
                 return -1
             out[p] = 34

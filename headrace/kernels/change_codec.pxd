@@ -3,7 +3,7 @@
 
 cdef struct Wanted:
     Py_ssize_t place  # of the column in the relation
-    int form  # how its texts become values, see change_codec.py
+    int form  # as in text.pxd; STRING for floats, which Arrow parses
     int kind  # as of Column in arrow_memory.pxd
     int width  # bytes of a value; 0 for texts
     int calendar  # as in datetimes.KINDS

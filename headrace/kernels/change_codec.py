@@ -30,19 +30,21 @@ from cython.cimports.headrace.kernels.arrow_memory import (
 from cython.cimports.headrace.kernels.change_codec import Texts, Wanted
 from cython.cimports.headrace.kernels.datetimes import read
 from cython.cimports.headrace.kernels.pointers import bytes_of, ints_of, longs_of
-from cython.cimports.headrace.kernels.text import read_int
+from cython.cimports.headrace.kernels.text import (
+    BOOLEAN,
+    CALENDAR,
+    FLOAT,
+    INTEGER,
+    STRING,
+    read_int,
+)
 from cython.cimports.libc.stdlib import calloc, free
 from cython.cimports.libc.string import memcpy, memset
 
 from headrace.kernels import arrow_memory, datetimes, text
 from headrace.kernels.cells import Cells
-from headrace.types import BOOL as BOOL_OID
-from headrace.types import FLOAT4, FLOAT8, arrow_type
+from headrace.types import arrow_type
 
-_AS_TEXT = cython.declare(cython.int, 0)
-_AS_INTEGER = cython.declare(cython.int, 1)
-_AS_BOOL = cython.declare(cython.int, 2)
-_AS_TIME = cython.declare(cython.int, 3)
 _LARGE = cython.declare(cython.Py_ssize_t, 512)
 _HEAD = [pa.field("__op", pa.int8()), pa.field("__lsn", pa.int64()), pa.field("__old", pa.int8())]
 _TYPED, _UNSENT = 1, 2
@@ -70,20 +72,16 @@ class Columns:
             _name, place, oid = columns[i]
             wanted: cython.pointer[Wanted] = self.wanted + i
             wanted.place = place
-            wanted.form = _AS_TEXT
-            kind, width = arrow_memory.kind_of(arrow_type(oid))
-            if oid in text.RANGES:
-                wanted.form = _AS_INTEGER
-                wanted.low, wanted.high = text.RANGES[oid]
-            elif oid == BOOL_OID:
-                wanted.form = _AS_BOOL
-            elif oid in datetimes.KINDS:
-                wanted.form = _AS_TIME
-                wanted.calendar = datetimes.KINDS[oid]
-            elif oid in (FLOAT4, FLOAT8):
+            wanted.form = text.form_of(oid)
+            if wanted.form == FLOAT:
                 self.floats.append((i, oid))
-            if wanted.form != _AS_TEXT:
-                wanted.kind, wanted.width = kind, width
+                wanted.form = STRING
+            elif wanted.form == INTEGER:
+                wanted.low, wanted.high = text.RANGES[oid]
+            elif wanted.form == CALENDAR:
+                wanted.calendar = datetimes.KINDS[oid]
+            if wanted.form != STRING:
+                wanted.kind, wanted.width = arrow_memory.kind_of(arrow_type(oid))
 
     def __dealloc__(self) -> None:
         free(self.wanted)
@@ -145,9 +143,9 @@ def select(
             wanted = made.wanted + c
             place = wanted.place
             if _both(batch.children + at, texts, wanted, width, there, wanted.form):
-                state[c] = _TYPED if wanted.form != _AS_TEXT else 0
+                state[c] = _TYPED if wanted.form != STRING else 0
             else:
-                _both(batch.children + at, texts, wanted, width, there, _AS_TEXT)
+                _both(batch.children + at, texts, wanted, width, there, STRING)
             at += 2
             if there[place] & 2:
                 state[c] |= _UNSENT
@@ -243,7 +241,7 @@ def _column(
     good: cython.int = 1
     building.kind, building.width = TEXT, 0
     building.nulls, building.size = texts.rows, 0
-    if form != _AS_TEXT:
+    if form != STRING:
         building.kind, building.width = wanted.kind, wanted.width
     mine = cython.declare(Texts)
     mine.data, mine.rows = texts.data, texts.rows
@@ -307,7 +305,7 @@ def _fill(
     greatest: cython.longlong = wanted.high
     value = cython.declare(cython.longlong)
     to_value: cython.p_longlong = cython.address(value)
-    if form == _AS_TEXT:
+    if form == STRING:
         to.offsets[0] = 0
     for i in range(texts.rows):
         size = texts.sizes[i]
@@ -315,24 +313,24 @@ def _fill(
         if size < 0:
             to.valid[i >> 3] &= ~(1 << (i & 7))
             size = 0
-        elif form == _AS_INTEGER:
+        elif form == INTEGER:
             place = texts.places[i]
             good = read_int(texts.data, place, place + size, least, greatest, to_value, 0)
-        elif form == _AS_TIME:
+        elif form == CALENDAR:
             place = texts.places[i]
             good = read(texts.data, place, place + size, wanted.calendar, to_value, 0)
-        elif form == _AS_BOOL:
+        elif form == BOOLEAN:
             value = texts.data[texts.places[i]] if size == 1 else 0
             good = value == 116 or value == 102  # t or f
             value = value == 116
         if not good:
             return 0
-        if form == _AS_TEXT:
+        if form == STRING:
             if size:
                 memcpy(to.values + start, texts.data + texts.places[i], size)
             start += size
             to.offsets[i + 1] = start
-        elif form == _AS_BOOL:
+        elif form == BOOLEAN:
             if value:
                 to.values[i >> 3] |= 1 << (i & 7)
         elif to.width == 8:

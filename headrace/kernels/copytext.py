@@ -16,7 +16,6 @@ import pyarrow as pa
 
 from headrace.kernels import buffers, text
 from headrace.kernels.buffers import Int64s
-from headrace.types import BOOL
 
 if cython.compiled:
     from headrace.kernels import array_literals
@@ -156,7 +155,7 @@ def _changed(batch: pa.RecordBatch, old: Int64s, new: Int64s, count: int) -> tup
 
 def _of_column(column: pa.Array, oid: int) -> str:
     texts = text.render(column, oid)
-    if oid == BOOL or oid in text.RANGES:
+    if text.form_of(oid) in (text.Form.BOOLEAN, text.Form.INTEGER):
         shown = ["NULL" if value is None else value for value in texts.to_pylist()]
         return f"{{{','.join(shown)}}}"
     return array_literal(texts)

@@ -9,6 +9,8 @@ that read back exactly; their exponent form may differ from Postgres'.
 
 from __future__ import annotations
 
+import enum
+
 import cython
 import numpy as np
 import pyarrow as pa
@@ -25,7 +27,6 @@ else:
 # Declared, because Cython treats a literal of more than 32 bits as a Python object.
 _TENTH = cython.declare(cython.longlong, -922337203685477580)
 
-_STRING = pa.string().id
 _DATE_WIDTH = 16
 _STAMP_WIDTH = 40
 _TIME_WIDTH = 16
@@ -37,14 +38,39 @@ RANGES = {
 }
 
 
+class Form(enum.IntEnum):
+    """How Postgres writes the values of a type: decides how they are read and written."""
+
+    STRING = 0
+    """The value is its text."""
+    INTEGER = 1
+    """Decimal digits within ``RANGES``."""
+    BOOLEAN = 2
+    """``t`` or ``f``."""
+    CALENDAR = 3
+    """A date or time of ``datetimes.KINDS``."""
+    FLOAT = 4
+
+
+def form_of(oid: int) -> Form:
+    """Return how Postgres writes values of the type ``oid``."""
+    if oid in RANGES:
+        return Form.INTEGER
+    if oid == BOOL:
+        return Form.BOOLEAN
+    if oid in datetimes.KINDS:
+        return Form.CALENDAR
+    return Form.FLOAT if oid in (FLOAT4, FLOAT8) else Form.STRING
+
+
 def parse(column: pa.StringArray, oid: int) -> pa.Array:
     """Parse Postgres' output text into values of the Arrow type ``arrow_type(oid)``.
 
     Raises ValueError, which names the type but never the value, if Postgres would not print a text.
     Columns of types represented as text are returned unchanged.
     """
-    target = arrow_type(oid)
-    if target.id == _STRING:
+    target, form = arrow_type(oid), form_of(oid)
+    if form == Form.STRING:
         return column
     if not buffers.is_text(column.type):
         message = f"text expected, got Arrow type {column.type}"
@@ -52,14 +78,14 @@ def parse(column: pa.StringArray, oid: int) -> pa.Array:
     n = len(column)
     if column.null_count == n:
         return pa.nulls(n, target)
-    if oid in (FLOAT4, FLOAT8):
+    if form == Form.FLOAT:
         return _parse_floats(column, oid)
     valid = buffers.validity(column)
     content, limits = buffers.data(column), buffers.offsets(column)
-    out = np.zeros(n, np.uint8 if oid == BOOL else np.int64)
-    if oid == BOOL:
+    out = np.zeros(n, np.uint8 if form == Form.BOOLEAN else np.int64)
+    if form == Form.BOOLEAN:
         good = _parse_bools(bytes_of(content), ints_of(limits), bytes_of(valid), n, new_bytes(out))
-    elif oid in RANGES:
+    elif form == Form.INTEGER:
         low, high = RANGES[oid]
         good = _parse_ints(
             bytes_of(content), ints_of(limits), bytes_of(valid), n, new_longs(out), low, high
@@ -73,17 +99,17 @@ def parse(column: pa.StringArray, oid: int) -> pa.Array:
 
 def render(column: pa.Array, oid: int) -> pa.StringArray:
     """Render typed values as text, the inverse of ``parse``."""
-    target = arrow_type(oid)
-    if pa.types.is_string(target):
+    target, form = arrow_type(oid), form_of(oid)
+    if form == Form.STRING:
         return column
     if column.type != target:
         message = f"values of type OID {oid} travel as {target}, got {column.type}"
         raise TypeError(message)
-    if oid == BOOL:
+    if form == Form.BOOLEAN:
         return pc.if_else(column, "t", "f")
-    if oid in RANGES:
+    if form == Form.INTEGER:
         return pc.cast(column, pa.string())
-    if oid in (FLOAT4, FLOAT8):
+    if form == Form.FLOAT:
         return _render_floats(column)
     n = len(column)
     kind = datetimes.KINDS[oid]
