@@ -15,6 +15,7 @@ import pytest
 from headrace.planner import PlanRequest, plan, readings
 from headrace.planner.analyse import session
 from headrace.planner.analyse.nodetree import Node as Tree
+from headrace.planner.front import front
 from headrace.planner.front.front import compose
 from headrace.planner.front.names import Names, read
 from headrace.planner.front.syntax import Ast, Different
@@ -227,9 +228,21 @@ def test_an_attempt_that_fails_leaves_no_trace():
         walk.mark("1", "3")
         raise Different("it is another one")
 
-    walk = Walk(Names({}), {}, (fails, ()), fails)
+    walk = Walk(Names({}), {}, (fails, ()), fails, 10)
     walk.mark("1")
     assert walk.attempt(tried, coercion, QueryLevel(Tree("QUERY", {}))) is None
     assert walk.coercions == []
     assert walk.has_read(known)
     assert not walk.has_read(Ast("3", "Read", None, {}))
+
+
+def test_a_query_with_too_many_alternatives_is_planned_as_postgres_reads_it(conn, monkeypatch):
+    terms = [f"id + {number}" for number in range(150)]
+    query = f"SELECT {', '.join(terms)} FROM t GROUP BY {', '.join(reversed(terms))}"
+    mine = readings.bound(conn, PlanRequest(query)).tree
+    with session.reading(conn):
+        names = read(conn, mine)
+    assert compose(syntax(query), mine, names).tree is not None
+    monkeypatch.setattr(front, "_STEPS_PER_NODE", 1)
+    found = compose(syntax(query), mine, names)
+    assert (found.tree, found.differs) == (None, "the query has too many alternatives")

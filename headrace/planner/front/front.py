@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from headrace.errors import BugError
 from headrace.planner.analyse.nodetree import Node as Tree
@@ -14,6 +14,10 @@ from headrace.planner.front.names import Names
 from headrace.planner.front.queries import query
 from headrace.planner.front.syntax import Ast, Different, tree
 from headrace.planner.front.walk import Walk
+
+_STEPS_PER_NODE: Final = 50
+"""Attempts for each node of the syntax tree: a query that fits takes less than one, and planning
+takes longer than 50 for each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +36,7 @@ class Composed:
 def compose(nodes: Sequence[Mapping[str, Any]], analysed: Tree, names: Names) -> Composed:
     """Compose the query that ``nodes`` (``reading.trees.plain``) are the syntax tree of."""
     root = tree(nodes)
-    walk = Walk(names, FORMS, CALL, query)
+    walk = Walk(names, FORMS, CALL, query, _STEPS_PER_NODE * len(nodes))
     try:
         made = query(walk, root, analysed, None)
         for node in root.walk():

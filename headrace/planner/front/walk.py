@@ -17,8 +17,6 @@ from headrace.planner.analyse.nodetree import Node as Tree
 from headrace.planner.front.names import Names
 from headrace.planner.front.syntax import Ast, Different, bare
 
-_STEPS_MAX: Final = 100_000
-"""Limit on attempts to bind a node: alternatives inside of each other multiply."""
 _IMPLICIT: Final = {
     "FUNCEXPR": "funcformat",
     "RELABELTYPE": "relabelformat",
@@ -69,8 +67,14 @@ Forms = Mapping[str, FormOf]
 class Walk:
     """The walk over one query."""
 
-    def __init__(self, names: Names, forms: Forms, call: FormOf, query: Form) -> None:
-        """``call`` is the form of other classes; ``query`` composes a query."""
+    def __init__(
+        self, names: Names, forms: Forms, call: FormOf, query: Form, steps_max: int
+    ) -> None:
+        """``call`` is the form of other classes; ``query`` composes a query.
+
+        ``steps_max`` limits the attempts to bind a node: alternatives inside of each other
+        multiply.
+        """
         self.names = names
         self.query = query
         self._forms = forms
@@ -82,7 +86,7 @@ class Walk:
         self.places: dict[str, tuple[Tree, int]] = {}
         """Range-table entry and number of each column."""
         self._read: dict[str, None] = {}
-        self._steps = 0
+        self._steps_left = steps_max
 
     def bind(self, ast: Ast, node: Tree) -> None:
         """Record that ``ast`` is ``node``."""
@@ -105,8 +109,8 @@ class Walk:
     def expr(self, ast: Ast, node: Tree, level: QueryLevel) -> Tree:
         """Compose the expression ``ast``, which Postgres has analysed as ``node``."""
         limits.check()
-        self._steps += 1
-        if self._steps > _STEPS_MAX:
+        self._steps_left -= 1
+        if self._steps_left < 0:
             raise Different("the query has too many alternatives")
         ast = bare(ast)
         if (grouped := _grouped(node, level)) is not None:
@@ -157,7 +161,7 @@ class Walk:
             while len(self._read) > read:
                 self._read.popitem()
             del self.coercions[coercions:]
-            if self._steps > _STEPS_MAX:
+            if self._steps_left < 0:
                 raise
             return None
 
