@@ -237,12 +237,14 @@ def test_an_attempt_that_fails_leaves_no_trace():
 
 
 def test_a_query_with_too_many_alternatives_is_planned_as_postgres_reads_it(conn, monkeypatch):
-    terms = [f"id + {number}" for number in range(150)]
-    query = f"SELECT {', '.join(terms)} FROM t GROUP BY {', '.join(reversed(terms))}"
+    terms = [f"id + {number}" for number in range(50)]
+    named = [f"{term} AS x{number}" for number, term in enumerate(terms)]
+    # Postgres leaves out those that come again: each is compared with all before it.
+    query = f"SELECT {', '.join(named)} FROM t GROUP BY {', '.join(terms + terms[-1:] * 50)}"
     mine = readings.bound(conn, PlanRequest(query)).tree
     with session.reading(conn):
         names = read(conn, mine)
-    assert compose(syntax(query), mine, names).tree is not None
+    assert compose(syntax(query), mine, names).differs == ""
     monkeypatch.setattr(front, "_STEPS_PER_NODE", 1)
     found = compose(syntax(query), mine, names)
     assert (found.tree, found.differs) == (None, "the query has too many alternatives")
