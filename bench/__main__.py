@@ -44,6 +44,7 @@ from bench.small import Small
 from bench.spark import Spark
 from bench.standby_tax import StandbyTax
 from bench.state import State
+from bench.state_options import StateOptions
 from bench.tpch import TpchQueries
 from bench.workers import Workers
 
@@ -83,6 +84,7 @@ SCENARIOS: dict[str, type[Scenario]] = {
         Spark,
         StandbyTax,
         State,
+        StateOptions,
         TpchQueries,
         Workers,
     )

@@ -45,6 +45,7 @@ from headrace.types import TimeEnd
 _log = structlog.get_logger(__name__)
 
 THREADS: Final = max(2, os.cpu_count() or 2)
+"""Threads on which views process batches, however many views there are."""
 _LOOK_ROWS_MAX: Final = 1000
 """Largest batch for which a unit is asked whether it is concerned; larger ones concern most."""
 _BRIEF_S: Final = 0.005

@@ -129,9 +129,11 @@ class Observer:
             self._memory_pct = pct
         pct = self._memory_pct
         full = "memory() says for what; slower, and nothing else" if pct > 100 else None
+        pools = told["threads"]
         return [
             Fact("workers", shown, not away, hint),
             Fact("memory", f"about {pct} % of {budget >> 20} MB", pct <= 100, full),
+            Fact("threads", f"{pools['batches']} for batches, {pools['rocksdb']} of RocksDB"),
         ]
 
     # --- every second

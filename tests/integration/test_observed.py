@@ -11,9 +11,11 @@ from importlib import metadata
 import psycopg
 import pytest
 
+from tests.faults.helpers import WORKER
 from tests.integration import test_workers
 from tests.integration.test_fed import change
 from tests.integration.test_workers import MOST, SUMS, check, listed, place, refused
+from tests.runtime.test_engine_threads import threads
 from tests.security.roles import connect, role
 from tests.waiting import wait_until
 
@@ -118,7 +120,7 @@ def test_how_fresh_it_was(engine, commander, source):
         assert (found["owner"], found["p50_ms"], found["last_error"]) == (None, None, None)
         seen = facts(other)
         assert seen["engine"][0] == "running"
-        assert not {"memory", "workers"} & seen.keys(), "told to members of the engine's role"
+        assert not {"memory", "threads", "workers"} & seen.keys(), "told to the engine's role"
 
     def batches() -> list[tuple]:
         return commander.execute("SELECT * FROM headrace.batches()").fetchall()
@@ -140,6 +142,9 @@ def test_how_fresh_it_was(engine, commander, source):
     assert told["worker"] == ("running", True, None)
     assert told["workers"] == ("main up", True, None)
     assert re.fullmatch(r"about \d+ % of 1024 MB", told["memory"][0])
+    rocksdb = sum(name.startswith("rocksdb:") for name in threads(engine.child(WORKER)))
+    shown = f"{max(2, os.cpu_count() or 2)} for batches, {rocksdb} of RocksDB"
+    assert told["threads"] == (shown, None, None)
     assert re.fullmatch(r"\d+ \w+(, [\d.]+ s)?", told["stream behind"][0])
 
 
