@@ -8,6 +8,10 @@ from __future__ import annotations
 
 import os
 import random
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
 
 
 def chosen(variable: str) -> int:
@@ -16,3 +20,12 @@ def chosen(variable: str) -> int:
     seed = int(given or (0 if os.environ.get("CI") else random.SystemRandom().randrange(1 << 32)))
     print(f"{variable}={seed}")
     return seed
+
+
+def every(step: int, values: Iterable[Any]) -> list[Any]:
+    """Return parameters of which ``make test`` runs one in ``step``; the others are slow."""
+    marked = pytest.mark.slow
+    return [
+        value if number % step == 0 else pytest.param(value, marks=marked)
+        for number, value in enumerate(values)
+    ]

@@ -13,6 +13,7 @@ import psycopg
 import pytest
 
 from tests.compared import difference, multiset
+from tests.seeds import every
 from tests.waiting import PATIENCE_S, at_any_moment, wait_until
 
 pytestmark = pytest.mark.engine_with(HEADRACE_CLOCK_INTERVAL_MS="100")
@@ -152,7 +153,7 @@ def test_at_midnight_the_views_change_and_their_history_knows_when(engine, sourc
 
 
 @pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("killed", ["before", "at", "after"])
+@pytest.mark.parametrize("killed", every(3, ["at", "before", "after"]))
 def test_killed_around_midnight(seed, killed, engine, source):
     rng = random.Random(f"{killed} {seed}")
     soon = before_midnight(engine, source)

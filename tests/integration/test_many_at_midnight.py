@@ -129,7 +129,8 @@ def test_each_view_takes_midnight_before_what_is_committed_after_it(engine, sour
     verified(engine)
 
 
-@pytest.mark.parametrize("seed", [0, *(pytest.param(s, marks=pytest.mark.slow) for s in (1, 2, 3))])
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(4))
 def test_killed_amid_the_parts(seed, engine, source):
     rng = random.Random(f"parts {seed}")
     soon = before_midnight(engine, source)

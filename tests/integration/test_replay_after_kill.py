@@ -42,6 +42,7 @@ def subplans(engine, name: str) -> str:
     return str(rows)
 
 
+@pytest.mark.slow
 def test_shared_subplans_other_workers_stopped_views_and_kills(engine, commander, source, tmp_path):
     commander.execute("CALL headrace.add_worker('w2')")
     there = json.dumps({"placement": "w2"})

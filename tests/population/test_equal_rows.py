@@ -15,6 +15,7 @@ from headrace.population import equal_rows, rows
 from headrace.types import INT4, TEXT, Field, diff_batch
 from tests.population import plans
 from tests.population.test_spark import both
+from tests.seeds import every
 
 SCHEMA = (Field("k", INT4), Field("t", TEXT), Field("v", INT4))
 DISTINCT = nodes.DistinctSpec("d", "in", SCHEMA)
@@ -48,7 +49,7 @@ SEVERAL_FORMS = ("extremes", "rows")
 """Queries of which Postgres shows any of equal values (1.0, 1.00)."""
 
 
-@pytest.mark.parametrize("name", QUERIES)
+@pytest.mark.parametrize("name", every(3, QUERIES))
 def test_the_same_rows_and_states(spark_bench, tmp_path, monkeypatch, name):
     conn, query = spark_bench.conn, QUERIES[name]
     conn.execute(TABLE)

@@ -10,6 +10,7 @@ from headrace.population import join_sample
 from headrace.population.join_sample import JoinSample
 from tests.population import plans
 from tests.population.test_spark import both
+from tests.seeds import every
 
 MODES = ("local", "spark", "out_of_core")
 ROWS = 6_000
@@ -89,7 +90,7 @@ def compare(
     ]
 
 
-@pytest.mark.parametrize("name", DIVIDED)
+@pytest.mark.parametrize("name", every(3, DIVIDED))
 def test_rows_of_a_frequent_key_are_divided(spark_bench, tmp_path, found, name):
     for runs in compare(spark_bench, DIVIDED[name], tmp_path):
         assert any(found), "no frequent key"

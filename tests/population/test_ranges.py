@@ -12,6 +12,7 @@ from headrace.population import ranges
 from headrace.population.stage_graph import StageGraph
 from tests.population import plans
 from tests.population.test_spark import both
+from tests.seeds import every
 
 MODES = ("local", "out_of_core")
 ROWS = 6_000
@@ -114,13 +115,13 @@ def compare(bench, query: str, path, modes: tuple[str, ...] = MODES) -> list[lis
     ]
 
 
-@pytest.mark.parametrize("name", DIVIDED)
+@pytest.mark.parametrize("name", every(3, DIVIDED))
 def test_rows_are_divided_into_ranges(bench, tmp_path, found, name):
     fill(bench.conn, name, ROWS)
     divided(found, compare(bench, DIVIDED[name], tmp_path))
 
 
-@pytest.mark.parametrize("name", ON_SPARK)
+@pytest.mark.parametrize("name", every(3, ON_SPARK))
 def test_rows_are_divided_into_ranges_on_spark(spark_bench, tmp_path, found, name):
     fill(spark_bench.conn, name, ROWS)
     divided(found, compare(spark_bench, DIVIDED[name], tmp_path, ("local", "spark")))

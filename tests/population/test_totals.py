@@ -8,6 +8,7 @@ from headrace.collections.plan import ReduceSpec
 from headrace.planner import PlanRequest, plan
 from tests.population import plans
 from tests.population.test_spark import both
+from tests.seeds import every
 
 MODES = ("local", "spark", "out_of_core")
 QUERIES = {
@@ -27,7 +28,7 @@ QUERIES = {
 
 
 @pytest.mark.parametrize("rows", [500, 0])
-@pytest.mark.parametrize("name", QUERIES)
+@pytest.mark.parametrize("name", every(2, QUERIES))
 def test_groups_are_divided_and_each_total_is_there_once(spark_bench, tmp_path, name, rows):
     conn, query = spark_bench.conn, QUERIES[name]
     if not rows:
