@@ -39,7 +39,7 @@ _CHANGES: Final[dict[str, dict[str, Any]]] = {
     "hash index in blocks": {"hashed": True},
     "index in one part": {"parts": False},
 }
-"""What differs from the options that the product chooses (``state/README.md``)."""
+"""Differences from the options that the product chooses (``state/README.md``)."""
 
 
 class StateOptions(Scenario):

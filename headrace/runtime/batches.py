@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -31,7 +30,7 @@ from headrace.errors import (
 )
 from headrace.expressions.pool import Pool
 from headrace.network.messages import Work
-from headrace.process import bounds, faults
+from headrace.process import bounds, faults, thread_pools
 from headrace.process.bounds import Bound
 from headrace.process.memory_reservations import Grants
 from headrace.runtime import culprit
@@ -44,8 +43,6 @@ from headrace.types import TimeEnd
 
 _log = structlog.get_logger(__name__)
 
-THREADS: Final = max(2, os.cpu_count() or 2)
-"""Threads on which views process batches, however many views there are."""
 _LOOK_ROWS_MAX: Final = 1000
 """Largest batch for which a unit is asked whether it is concerned; larger ones concern most."""
 _BRIEF_S: Final = 0.005
@@ -558,9 +555,9 @@ def _chunks(frames: Frames) -> Iterator[tuple[list[TableDiffs], bool]]:
 
 def _pool() -> ThreadPoolExecutor:
     """Start all threads at once, so that their number does not depend on the work (E-15)."""
-    pool = ThreadPoolExecutor(THREADS, "headrace-cpu")
-    ready = threading.Barrier(THREADS)
-    for _ in range(THREADS):
+    pool = ThreadPoolExecutor(thread_pools.BATCHES, "headrace-cpu")
+    ready = threading.Barrier(thread_pools.BATCHES)
+    for _ in range(thread_pools.BATCHES):
         pool.submit(ready.wait)
     return pool
 

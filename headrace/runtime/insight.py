@@ -15,13 +15,11 @@ import msgspec
 import pyarrow as pa
 
 from headrace import clock, events
-from headrace.runtime.batches import THREADS
 from headrace.runtime.engine_state import EngineState
 from headrace.runtime.gauges import BUCKETS_MS, ViewGauge
 from headrace.runtime.shared import Shared
 from headrace.runtime.views import Unit, View
 from headrace.sql.nodes import MAIN
-from headrace.state.columns import BACKGROUND_JOBS
 from headrace.state.rocks import RocksStore
 from headrace.storage.manager import Storage
 from headrace.storage.queue import Contents, Queue
@@ -218,7 +216,6 @@ def gauges(state: EngineState, *, whole: bool = True) -> dict[str, Any]:
             for row in (*rows, *_changes(state), *_queues(state))
             if row.limit is not None and row.part != "queues on disk"
         ),
-        "threads": {"batches": THREADS, "rocksdb": BACKGROUND_JOBS},
         "totals": msgspec.to_builtins(state.gauges.totals()),
         "checkpoints": state.checkpoints.statistics(),
     }

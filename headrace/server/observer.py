@@ -19,7 +19,7 @@ from headrace import clock
 from headrace.config import Settings
 from headrace.errors import HeadraceError
 from headrace.postgres import connect
-from headrace.process import tasks
+from headrace.process import tasks, thread_pools
 from headrace.server.commands import CommandPeer
 from headrace.sql import held, samples
 from headrace.sql.held import Behind, Fact, Holding, PublishedCursor
@@ -33,6 +33,10 @@ _STEP_PCT: Final = 5
 _GIVES_WAY: Final = {"lock_timeout": "300ms"}
 """A resync gives a view another id, and its rows here as well.  The two may wait for each other;
 then this writer ends before the usual deadlock_timeout (1 s), which might end the resync."""
+_THREADS: Final = (
+    f"{thread_pools.BATCHES} for batches, {thread_pools.ROCKSDB} of RocksDB,"
+    f" up to {thread_pools.CALLS} for calls"
+)
 _log = structlog.get_logger(__name__)
 
 Held = tuple[list[Behind], list[PublishedCursor]]
@@ -129,11 +133,10 @@ class Observer:
             self._memory_pct = pct
         pct = self._memory_pct
         full = "memory() says for what; slower, and nothing else" if pct > 100 else None
-        pools = told["threads"]
         return [
             Fact("workers", shown, not away, hint),
             Fact("memory", f"about {pct} % of {budget >> 20} MB", pct <= 100, full),
-            Fact("threads", f"{pools['batches']} for batches, {pools['rocksdb']} of RocksDB"),
+            Fact("threads", _THREADS),
         ]
 
     # --- every second

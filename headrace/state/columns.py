@@ -17,6 +17,7 @@ from typing import Any, Final
 import rocksdict
 
 from headrace.errors import HeadraceError, StateDamaged, TransientError
+from headrace.process import thread_pools
 from headrace.state import layout
 from headrace.state.map import keygroups
 
@@ -35,8 +36,6 @@ Once these alone exceed the limit, each line begins another file.
 EVENTS_FILES_MAX: Final = 4
 MANIFEST_BYTES_MAX: Final = 16 * MIB
 """Bytes after which RocksDB rewrites the manifest without obsolete entries."""
-BACKGROUND_JOBS: Final = max(2, os.cpu_count() or 2)
-"""Threads of RocksDB that flush and compact; its own default is 2, however many processors."""
 _NEVER: Final = 1 << 30
 _BLOCK_BYTES: Final = 4 * 1024
 _BLOOM_BITS: Final = 10
@@ -398,7 +397,7 @@ def options(memory: Memory | None) -> Any:
     out.set_level_zero_stop_writes_trigger(_NEVER)
     out.set_soft_pending_compaction_bytes_limit(0)
     out.set_hard_pending_compaction_bytes_limit(0)
-    out.set_max_background_jobs(BACKGROUND_JOBS)
+    out.set_max_background_jobs(thread_pools.ROCKSDB)
     out.set_keep_log_file_num(EVENTS_FILES_MAX)
     out.set_log_file_time_to_roll(EVENTS_S_MAX)
     out.set_stats_dump_period_sec(0)  # pages of numbers for each family

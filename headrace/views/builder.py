@@ -35,7 +35,7 @@ from headrace.population.job import Job
 from headrace.population.spark import Spark
 from headrace.postgres import reuse
 from headrace.postgres.failures import as_headrace
-from headrace.process import imports, memory, parent, rpc, tasks
+from headrace.process import imports, memory, parent, rpc, tasks, thread_pools
 from headrace.sql import views
 from headrace.sql.verbs import VERBS, Verb, ViewRequest
 from headrace.views import (
@@ -71,7 +71,6 @@ from headrace.views.crash_loop_guard import CrashLoopGuard
 from headrace.views.quotas import Turns
 
 _log = structlog.get_logger(__name__)
-_THREADS: Final = 64
 _CALLS_PER_ROLE: Final = 8
 """Limit of the threads of a role's calls that do not populate; each may wait for long."""
 _POPULATIONS: Final = 16
@@ -203,7 +202,7 @@ class Builder:
         self._populations = asyncio.Semaphore(_POPULATIONS)
         self._turns = Turns(settings, settings.populations_per_role_max)
         self._others = Turns(settings, _CALLS_PER_ROLE)
-        self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="job")
+        self._pool = ThreadPoolExecutor(thread_pools.CALLS, thread_name_prefix="job")
         self._jobs: set[Job] = set()
         self._running: set[asyncio.Future[Any]] = set()
         self._poison = CrashLoopGuard(settings.run_dir)

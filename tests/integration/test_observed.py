@@ -143,7 +143,7 @@ def test_how_fresh_it_was(engine, commander, source):
     assert told["workers"] == ("main up", True, None)
     assert re.fullmatch(r"about \d+ % of 1024 MB", told["memory"][0])
     rocksdb = sum(name.startswith("rocksdb:") for name in threads(engine.child(WORKER)))
-    shown = f"{max(2, os.cpu_count() or 2)} for batches, {rocksdb} of RocksDB"
+    shown = f"{max(2, os.cpu_count() or 2)} for batches, {rocksdb} of RocksDB, up to 64 for calls"
     assert told["threads"] == (shown, None, None)
     assert re.fullmatch(r"\d+ \w+(, [\d.]+ s)?", told["stream behind"][0])
 

@@ -10,7 +10,7 @@ import psycopg
 import pytest
 
 from headrace.expressions.pool import CONNECTIONS_MAX
-from headrace.runtime.batches import THREADS
+from headrace.process.thread_pools import BATCHES
 from tests.compared import differs, status_of
 from tests.faults.helpers import WORKER
 from tests.waiting import again_and_again, wait_until
@@ -166,7 +166,7 @@ def test_a_view_that_ends_makes_no_other_wait_for_one_that_lags(engine, ends):
 
 def test_e17_as_many_at_once_as_there_are_threads(engine):
     """Views wait side by side while threads are free, the others come after them."""
-    most = min(THREADS, CONNECTIONS_MAX)
+    most = min(BATCHES, CONNECTIONS_MAX)
     queries = {f"v{n}": f"SELECT id, gated(x + {n}) AS x FROM items" for n in range(most + 2)}
     with (
         psycopg.connect(engine.source, autocommit=True) as source,

@@ -10,7 +10,7 @@ import pytest
 
 from headrace.config import Settings
 from headrace.errors import UserError
-from headrace.process import memory
+from headrace.process import memory, thread_pools
 from headrace.sql.verbs import VERBS
 from headrace.views import builder, quotas
 from tests.waiting import PATIENCE_S
@@ -66,7 +66,7 @@ def test_calls_of_one_role_leave_threads_for_others(tmp_path, monkeypatch):
             params = {"query": "SELECT 1", "options": {}, "caller": caller, "settings": {}}
             return handle(params, lambda _: None)
 
-        low = [asyncio.create_task(call("low")) for _ in range(2 * builder._THREADS)]
+        low = [asyncio.create_task(call("low")) for _ in range(2 * thread_pools.CALLS)]
         try:
             others = [asyncio.create_task(call(caller)) for caller in ("other", None)]
             done, _ = await asyncio.wait(others, timeout=PATIENCE_S)
