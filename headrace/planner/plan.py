@@ -178,7 +178,7 @@ def _planned(conn: Connection, analysis: Analysis, request: PlanRequest) -> Plan
     written, settings = read.written, read.settings
     session.adopt(conn, request.settings)
     session.pin(conn)
-    front = readings.composed(conn, request, bound.tree)
+    front = readings.composed(conn, request, bound)
     if front.tree is not None:
         bound = replace(bound, tree=front.tree)
     trusted = trust.resolve(conn, request.trust_stable)

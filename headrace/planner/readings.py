@@ -16,6 +16,7 @@ from headrace.errors import HeadraceError
 from headrace.planner.analyse import nodetree, query_errors, session
 from headrace.planner.analyse.nodetree import Node
 from headrace.planner.analyse.nodetypes import type_of
+from headrace.planner.analyse.session import BoundQuery
 from headrace.planner.front.front import Composed, compose
 from headrace.planner.front.names import Names, read
 from headrace.planner.graph import Graph, GraphNode
@@ -59,19 +60,19 @@ class Front:
     graphs: tuple[Graph, ...] = ()
 
 
-def composed(conn: Connection, request: PlanRequest, analysed: Node) -> Front:
-    """Return the query as the front composes it from the syntax tree of ``request``."""
+def composed(conn: Connection, request: PlanRequest, query: BoundQuery) -> Front:
+    """Return ``query`` as the front composes it from the syntax tree of ``request``."""
     if request.syntax is None:
         if not request.unread:
             return Front()
         note = f"it is planned as Postgres reads it: {request.unread}"
         root = GraphNode("1", "Query", "not parsed")
         return Front(graphs=(Graph(AST, root.id, (root,), notes=(note,)),))
-    names = read(conn, analysed)
-    found = compose(request.syntax, analysed, names)
+    names = read(conn, query.tree)
+    found = compose(request.syntax, query.tree, names)
     if len(request.syntax) > _STORED_MAX:
         return Front(found.tree)
-    return Front(found.tree, (_annotated(request.syntax, found, names, analysed),))
+    return Front(found.tree, (_annotated(request.syntax, found, names, tuple(_relations(query))),))
 
 
 def bound(conn: Connection, request: PlanRequest) -> BoundText:
@@ -93,12 +94,14 @@ def bound(conn: Connection, request: PlanRequest) -> BoundText:
             if entry.kind == "RANGETBLENTRY" and entry.number("relid") == found.oid:
                 entry.fields["relid"] = "0"
         conn.execute("RESET ROLE")
-        return BoundText(found.tree, tuple(_relations(found.tree)))
+        return BoundText(found.tree, tuple(_relations(found)))
 
 
-def _relations(tree: Node) -> Iterable[Relation]:
-    for entry in tree.walk():
-        if entry.kind == "RANGETBLENTRY" and entry.number("relid") and entry.node("eref"):
+def _relations(query: BoundQuery) -> Iterable[Relation]:
+    """Yield the relations that a query reads; up to Postgres 15 the view itself is in its tree."""
+    for entry in query.tree.walk():
+        read = entry.kind == "RANGETBLENTRY" and entry.number("relid") not in (0, query.oid)
+        if read and entry.node("eref"):
             called = entry.child("eref")
             columns = [str(name) for name in called.items("colnames") if isinstance(name, str)]
             yield Relation(
@@ -147,12 +150,12 @@ def drawn(conn: Connection, request: PlanRequest) -> Graph:
     Raises:
         HeadraceError: as ``bound``.
     """
-    mine = bound(conn, request).tree
+    mine = bound(conn, request)
     nodes = request.syntax or ()
     with session.reading(conn):
         session.pin(conn)
-        names = read(conn, mine)
-    return _annotated(nodes, compose(nodes, mine, names), names, mine)
+        names = read(conn, mine.tree)
+    return _annotated(nodes, compose(nodes, mine.tree, names), names, mine.relations)
 
 
 def renamed(conn: Connection, graph: Graph) -> Graph:
@@ -179,9 +182,11 @@ def _renamed(node: GraphNode, names: Mapping[int, str]) -> GraphNode:
 
 
 def _annotated(
-    nodes: Iterable[Mapping[str, Any]], found: Composed, names: Names, analysed: Node
+    nodes: Iterable[Mapping[str, Any]],
+    found: Composed,
+    names: Names,
+    relations: tuple[Relation, ...],
 ) -> Graph:
-    relations = tuple(_relations(analysed))
     note = ALIKE
     if found.tree is None:
         at = "" if found.at is None else f" (position {found.at + 1})"

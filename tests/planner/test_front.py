@@ -248,3 +248,12 @@ def test_a_query_with_too_many_alternatives_is_planned_as_postgres_reads_it(conn
     monkeypatch.setattr(front, "_STEPS_PER_NODE", 1)
     found = compose(syntax(query), mine, names)
     assert (found.tree, found.differs) == (None, "the query has too many alternatives")
+
+
+def test_a_name_of_one_relation_is_annotated_wherever_it_stands(conn):
+    """Up to Postgres 15 the tree of a view has the view itself in it, with columns of the names."""
+    query = "SELECT s, count(*) FROM t GROUP BY s"
+    found = plan(conn, PlanRequest(query, syntax=syntax(query)))
+    [tree] = [graph for graph in found.graphs if graph.stage == readings.AST]
+    columns = [node.detail for node in tree.nodes if node.kind == "Column"]
+    assert columns == ["s = public.t.s"] * 2
