@@ -26,12 +26,16 @@ from headrace.kernels.packed import Nullable, Packed
 from headrace.types import BPCHAR, INTERVAL, JSONB, NUMERIC
 
 if cython.compiled:
-    from cython.cimports.headrace.kernels.hashes import fnv
+    from cython.cimports.headrace.kernels.hashes import fnv, group_of
 
     from headrace.kernels import key_codec
 else:
-    from headrace.kernels.hashes import fnv
+    from headrace.kernels.hashes import fnv, group_of
 
+_GROUP_BITS = cython.declare(cython.int, 8)
+_GROUPS = cython.declare(cython.ulonglong, 256)
+_REST_BITS = cython.declare(cython.int, 22)
+_REST = cython.declare(cython.ulonglong, (1 << 22) - 1)
 _SIGN, _ONES = 1 << 63, (1 << 64) - 1
 _NAN = float("nan")
 _NUMERICS, _STRINGS, _FLOATS = 0, 1, 2
@@ -127,7 +131,11 @@ def _key(value: Any, *, padded: bool) -> bytes:
 
 
 def divide(keys: Nullable, count: int) -> npt.NDArray[np.int32]:
-    """Return one of ``count`` numbers for each key, the same in every process; -1 for None."""
+    """Return one of ``count`` numbers for each key, the same in every process; -1 for None.
+
+    Numbers ascend with the key groups of states (``hashes.group_of``).  The keys of a group have
+    one number, or a few consecutive ones if there are more numbers than groups.
+    """
     out = np.empty(len(keys), np.int32)
     _divide(
         buffers.view(keys.data),
@@ -148,15 +156,18 @@ def _divide(
     count: cython.ulonglong,
     out: cython.int[::1],
 ) -> cython.int:
-    """Divide by the hash of the keys, folded."""
     i: cython.Py_ssize_t
+    at: cython.ulonglong
     source: cython.p_const_uchar = cython.address(data[0]) if cython.compiled else data
     for i in range(len(out)):
         if not valid[i]:
             out[i] = -1
             continue
         h: cython.ulonglong = fnv(source, bounds[i], bounds[i + 1])
-        out[i] = (h ^ (h >> 15)) % count
+        at = group_of(h) << _REST_BITS
+        if count > _GROUPS:
+            at |= h & _REST
+        out[i] = (at * count) >> (_GROUP_BITS + _REST_BITS)
     return 0
 
 

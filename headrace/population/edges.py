@@ -5,8 +5,9 @@ Spark moves few large values without reading them.  A row of its tables is a *bl
     part: the receiving task        port: input of the node        n: number of diffs
     block: the diffs, as an Arrow stream
 
-The part is a hash of the receiver's key.  So all rows of a key are in one part, however often a
-task is repeated and wherever it runs.
+The part follows from the key group of the receiver's key (``key_kernel.divide``).  So all rows of a
+key are in one part, however often a task is repeated and wherever it runs; and the keys of a part's
+states are a range, like its key groups.
 """
 
 from __future__ import annotations
@@ -32,6 +33,8 @@ SPARK_SCHEMA: Final = "part int, port int, n bigint, block binary"
 ARROW_SCHEMA: Final = pa.schema(
     [("part", pa.int32()), ("port", pa.int32()), ("n", pa.int64()), ("block", pa.binary())]
 )
+_UNEVEN_MAX: Final = 32
+"""Most parts that may be any number: with 33, some would have 7 key groups and some 8."""
 BLOCK_BYTES: Final = 4 * 1024 * 1024
 _OPTIONS: Final = pa.ipc.IpcWriteOptions(compression="lz4")
 
@@ -62,6 +65,14 @@ def read(block: bytes) -> list[pa.RecordBatch]:
     """Return the diffs of a block."""
     with pa.ipc.open_stream(block) as stream:
         return [*stream]
+
+
+def even(parts: int) -> int:
+    """Return the number of parts to make of ``parts``, so that none has much more than another.
+
+    Up to 256 parts have whole key groups, of which there are 256.
+    """
+    return parts if parts <= _UNEVEN_MAX else 1 << (parts - 1).bit_length()
 
 
 def parts_of(keys: Nullable, parts: int) -> npt.NDArray[np.int32]:

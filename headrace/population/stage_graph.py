@@ -14,7 +14,7 @@ from headrace.collections import plan
 from headrace.collections.plan import PhysicalPlan, SourceSpec
 from headrace.config import Settings
 from headrace.errors import BugError
-from headrace.population import division, ranges, segments
+from headrace.population import division, edges, ranges, segments
 from headrace.population.frequent_keys import NONE, FrequentKeys
 from headrace.population.inputs import Inputs
 from headrace.population.join_sample import JoinSample
@@ -139,8 +139,8 @@ class StageGraph:
         self._frames = frames
         self._spec = spec
         self._plan = spec.plan
-        self._tasks = parts
-        self._sample = JoinSample(spec, sizes, parts)
+        self._tasks = edges.even(parts)
+        self._sample = JoinSample(spec, sizes, self._tasks)
         self._ranges = {name: len(found) for name, found in spec.blocks.items()}
         self._flows: dict[str, _Flow] = {}
         self._uses: dict[str, int] = {}

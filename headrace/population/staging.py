@@ -2,8 +2,8 @@
 
     STAGING_DIR/<view id>/
         manifest.json          written last: the population is complete
-        state/<n>.sst          sorted runs of the states; no key of a state is in two of them
-        state/<n>.pack         warm-start snapshot of a run, if one process has built all states
+        state/<s>.<n>.sst      sorted runs of state s; no key of a state is in two of them
+        state/<s>.<n>.pack     warm-start snapshot of a run, if one process has built all states
         rows/<n>.copy          result rows in COPY text format
         rows/<n>.count         number of these rows
         progress/<n>           rows read by task n
@@ -78,18 +78,23 @@ class Staging:
     # --- written by tasks
 
     def write_state(self, part: str, states: Mapping[str, Pieces]) -> None:
-        """Write a sorted run of the ``states`` that task ``part`` has built."""
-        if not (states and self.states):
+        """Write a sorted run of each of the ``states`` that task ``part`` has built.
+
+        Tasks that rows are divided among by key have different key groups.  So their runs of a
+        state by that key do not overlap, and RocksDB need not merge them.
+        """
+        if not self.states:
             return
-        with self._renamed(self._run(part, states)) as draft:
-            if not write_run(draft, states):
-                draft.touch()
+        for name in states:
+            with self._renamed(self._run(part, name)) as draft:
+                if not write_run(draft, {name: states[name]}):
+                    draft.touch()
 
     def write_states(self, part: str, states: Mapping[str, Pieces]) -> None:
         """Write all ``states`` of the view as one run, and a warm-start snapshot of it."""
         if not states:
             return
-        path = self._run(part, states)
+        path = self._run(part, min(states))
         with (
             self._renamed(path) as draft,
             self._renamed(warm_start.of_run(path)) as beside,
@@ -98,9 +103,9 @@ class Staging:
             if not write_run(draft, states, pack):
                 draft.touch()
 
-    def _run(self, part: str, states: Mapping[str, Pieces]) -> Path:
+    def _run(self, part: str, state: str) -> Path:
         # Tasks with other states may have parts of the same name.
-        return self.path / "state" / f"{min(states)}.{part}.sst"
+        return self.path / "state" / f"{state}.{part}.sst"
 
     def write_rows(self, part: str, pieces: Iterable[tuple[int, bytes]]) -> int:
         """Write result rows of task ``part``, given as (rows, COPY text); return the row count."""

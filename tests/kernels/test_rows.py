@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from headrace import types as pg
 from headrace.kernels import copytext, keys, packed, rows, text
+from headrace.state.map import keygroups
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
 KINDS = {
@@ -335,6 +336,37 @@ def test_numbers_of_different_width_have_one_key():
 
     assert key(7, pg.INT2) == key(7, pg.INT4) == key(7, pg.INT8) == key(7, pg.OID)
     assert key(0.5, pg.FLOAT4) == key(0.5, pg.FLOAT8)
+
+
+@pytest.mark.parametrize("count", [1, 2, 7, 32, 64, 256, 1000])
+@pytest.mark.parametrize(
+    ("oid", "values"),
+    [
+        (pg.INT8, range(20_000)),
+        (pg.INT4, range(-(2**31), 2**31 - 1, 214_748)),
+        (pg.TEXT, [f"customer-{i:06}" for i in range(20_000)]),
+        (pg.NUMERIC, [f"{i}.25" for i in range(20_000)]),
+    ],
+)
+def test_keys_are_divided_evenly_and_by_key_group(count, oid, values):
+    made = [*values]
+    found = rows.encode_keys([pa.array(made, pg.arrow_type(oid))], [oid], nulls=True)
+    numbers = keys.divide(packed.nullable(found), count)
+    groups = np.array([key[0] for key in keygroups.physical([*found])])
+    sizes = np.bincount(numbers, minlength=count)
+    assert len(sizes) == count
+    assert sizes.max() < 1.2 * len(made) / count + 6 * math.sqrt(len(made) / count)
+    ends = [
+        (numbers[groups == group].min(), numbers[groups == group].max())
+        for group in sorted(set(groups.tolist()))
+    ]
+    assert all(one[1] <= other[0] for one, other in itertools.pairwise(ends))
+    if count <= 256:
+        assert all(least == greatest for least, greatest in ends)
+
+
+def test_a_key_of_none_is_in_no_part():
+    assert keys.divide(packed.nullable([b"x", None]), 1).tolist() == [0, -1]
 
 
 @pytest.mark.parametrize(

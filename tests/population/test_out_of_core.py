@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import itertools
 
 import psycopg
 import pytest
@@ -10,6 +11,9 @@ import pytest
 from headrace.errors import HeadraceError, QueryCancelled, UnsupportedError
 from headrace.planner import PlanRequest, plan
 from headrace.population import out_of_core
+from headrace.population.staging import Staging
+from headrace.state import layout
+from headrace.state.rocks import RocksDatabase
 from tests.amounts import Run
 from tests.differential.generate import Generator
 from tests.population import plans
@@ -29,6 +33,34 @@ def test_same_rows_and_state_as_in_memory(bench, tmp_path, make):
     assert found_rows == rows
     assert found_state == state
     assert len(rows) == bench.conn.execute(f"SELECT count(*) FROM ({case.sql}) x").fetchone()[0]
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "SELECT o.id, c.region FROM orders o LEFT JOIN customers c ON c.id = o.customer",
+        "SELECT DISTINCT customer, amount FROM orders",
+    ],
+)
+def test_runs_of_a_state_do_not_overlap(bench, tmp_path, query):
+    bench.conn.execute("ANALYZE")
+    case = plans.Case(query, plan(bench.conn, PlanRequest(query)).physical)
+    both(bench, case, tmp_path, modes=("out_of_core",))
+    database = RocksDatabase(tmp_path / "own")
+    database.ingest(1, Staging(tmp_path / "out_of_core").runs())
+    files = database.disk.place("v1").family.rows.live_files()
+    database.close()
+    ranges: dict[str, list[tuple[bytes, bytes]]] = {}
+    for file in files:
+        state = layout.state_of(file["start_key"])
+        assert layout.state_of(file["end_key"]) == state
+        if not state.startswith("source"):  # rows are read in the table's order
+            ranges.setdefault(state, []).append((file["start_key"], file["end_key"]))
+    assert len(ranges) >= 1
+    for found in ranges.values():
+        assert len(found) > 1, "several parts have keys"
+        found.sort()
+        assert all(one[1] < other[0] for one, other in itertools.pairwise(found))
 
 
 @pytest.mark.parametrize(
