@@ -1,8 +1,10 @@
 """Row security of result tables: the policies of the tables that a view reads.
 
-A view's plan has conditions (``SinkSpec.conditions``).  Each becomes a restrictive policy for all
-roles, named after its text, beside one permissive policy that lets every row through.  So a role
-sees the rows for which all conditions are true.  Headrace owns the table, and writes all its rows.
+A view's plan has conditions (``SinkSpec.conditions``).  They become one permissive policy for all
+roles, named after its text.  So a role sees the rows for which all conditions are true.  DROP …
+CASCADE of a function or table that a condition uses also drops the policy.  As no other lets rows
+through, no role to which row security applies then sees any.  Headrace owns the table, and writes
+all its rows.
 """
 
 from __future__ import annotations
@@ -41,10 +43,9 @@ def put(conn: Connection, name: sql.Identifier, oid: int, conditions: Sequence[s
     for policy, condition in wanted.items():
         if policy in found:
             continue
-        kind = sql.SQL("PERMISSIVE" if policy == table.EVERY_ROW else "RESTRICTIVE")
         conn.execute(
-            sql.SQL("CREATE POLICY {} ON {} AS {} FOR SELECT USING ({})").format(
-                sql.Identifier(policy), name, kind, sql.SQL(condition)
+            sql.SQL("CREATE POLICY {} ON {} FOR SELECT USING ({})").format(
+                sql.Identifier(policy), name, sql.SQL(condition)
             )
         )
     if enabled != bool(wanted):
