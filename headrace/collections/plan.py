@@ -445,7 +445,12 @@ class SinkSpec(PlanPart, frozen=True):
     """Row security of the result table: SQL conditions over its columns.  A role sees the rows for
     which all are true."""
     discreet: bool = False
-    """Whether errors show no row, because the view's owner may not be allowed to see it."""
+    """Whether rows are read with the rights of a role for which the view's owner may not act."""
+
+    @property
+    def withholds_rows(self) -> bool:
+        """Whether errors show no row, because the view's owner may not be allowed to see it."""
+        return self.discreet or bool(self.conditions)
 
 
 Node = (

@@ -269,7 +269,6 @@ def _computed(
     named = ({n: columns[place].name for n, place in c.places.items()} for c in carried)
     conditions = tuple(c.security.condition(n) for c, n in zip(carried, named, strict=True))
     proven = _proven(lowering, builder, physical)
-    discreet = discreet or bool(conditions)
     return logical, optimised, proven.secured(conditions, discreet=discreet)
 
 

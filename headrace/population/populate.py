@@ -184,7 +184,7 @@ class Population(Loader):
 
     def populate(self) -> int:
         """Populate the view, from the catalog row to the adoption; return the number of rows."""
-        if not self._planned.physical.sink.discreet:
+        if not self._planned.physical.sink.withholds_rows:
             return self._populate_all()
         try:
             with self._job.translating():

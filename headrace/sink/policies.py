@@ -9,6 +9,7 @@ all its rows.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -23,6 +24,8 @@ _FOUND: Final = """
 SELECT c.relrowsecurity, ARRAY(SELECT p.polname::text FROM pg_catalog.pg_policy p
                                 WHERE p.polrelid = c.oid ORDER BY 1)
   FROM pg_catalog.pg_class c WHERE c.oid = %s"""
+
+_LOCK: Final = sql.SQL("LOCK TABLE ONLY {} IN ACCESS EXCLUSIVE MODE NOWAIT")
 
 
 def put(conn: Connection, name: sql.Identifier, oid: int, conditions: Sequence[str]) -> None:
@@ -51,6 +54,16 @@ def put(conn: Connection, name: sql.Identifier, oid: int, conditions: Sequence[s
     if enabled != bool(wanted):
         how = sql.SQL("ENABLE" if wanted else "DISABLE")
         conn.execute(sql.SQL("ALTER TABLE {} {} ROW LEVEL SECURITY").format(name, how))
+
+
+def renew(conn: Connection, target: table.ResultTable) -> None:
+    """Replace the policies of an earlier version, unless a reader holds the table now."""
+    row = conn.execute(_FOUND, (target.oid,)).fetchone()
+    if row is None or tuple(row[1]) != table.earlier_policies(target.conditions):
+        return
+    with contextlib.suppress(psycopg.errors.LockNotAvailable), conn.transaction():
+        conn.execute(_LOCK.format(target.identifier))
+        put(conn, target.identifier, target.oid, target.conditions)
 
 
 def release_columns(conn: Connection, name: sql.Identifier, oid: int) -> None:

@@ -579,13 +579,25 @@ def policy_names(conditions: Sequence[str]) -> dict[str, str]:
     return {f"{_POLICY}{hashlib.md5(text.encode()).hexdigest()}": text}  # noqa: S324
 
 
+def earlier_policies(conditions: Sequence[str]) -> tuple[str, ...]:
+    """Return the names of the policies that versions up to 0.2.0 made, sorted.
+
+    There was one restrictive policy for each condition, and a permissive one for every row.
+    """
+    if not conditions:
+        return ()
+    named = {f"{_POLICY}{hashlib.md5(c.encode()).hexdigest()}" for c in conditions}  # noqa: S324
+    return tuple(sorted({f"{_POLICY}rows", *named}))
+
+
 def _other_policies(found: Fingerprint, target: ResultTable, *, filling: bool) -> str | None:
     wanted = tuple(sorted(policy_names(target.conditions)))
     if filling and all(name.startswith(_POLICY) for name in found.policies):
         wanted = found.policies
     if found.forced or (found.row_security and not wanted):
         return "has row-level security"
-    if found.policies != wanted:
+    # The earlier ones show the same rows, until ``policies.renew`` replaces them.
+    if found.policies not in (wanted, earlier_policies(target.conditions)):
         return "has other policies now"
     lost = bool(wanted) and not found.row_security and not filling
     return "has lost its row-level security" if lost else None

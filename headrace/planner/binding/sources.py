@@ -167,9 +167,9 @@ class Sources:
         self.results: dict[int, str] = {}
         """Qualified names of Headrace views by the OID of their tables."""
         self.private: set[str] = set()
+        """Names of the Headrace views whose queries the caller may not see."""
         self.discreet = False
         """Whether rows are read with the rights of a role for which the caller may not act."""
-        """Names of the Headrace views whose queries the caller may not see."""
         self.named: dict[int, int] = {}
         """How often the query itself names each relation, by OID."""
         self.tables = Relations(conn, catalog)
