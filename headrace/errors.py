@@ -75,6 +75,13 @@ class Repair:
         return f"{self.step}{self.then.value}" if self.step else _NO_STEP
 
 
+_ABOUT_DATA: Final = ("20", "21", "22", "23", "38", "39", "44", "P0")
+"""Classes of SQLSTATE of which a server's texts may quote values."""
+_WITHHELD: Final = "the query failed on a row"
+_WITHHELD_DETAIL: Final = (
+    "The row is not shown, because the view's owner may not be allowed to see it. A role that sees"
+    " all rows gets the error of Postgres if it runs the query."
+)
 _NO_STEP: Final = "Drop the view and create it again."
 RESYNC: Final = Repair()
 
@@ -128,6 +135,17 @@ class HeadraceError(Exception):
             "culprit": self.culprit,
         }
         return type(self)(**(same | other))  # type: ignore[arg-type]
+
+    def without_values(self) -> HeadraceError:
+        """Return the error without the texts that may quote values of a row.
+
+        Those are the texts of a server about data, or of a user's function.
+        """
+        if self.code[:2] in _ABOUT_DATA:
+            # Postgres names constraints in the message, and values in the detail.
+            message = self.message if self.code.startswith("23") else _WITHHELD
+            return self.again(message=message, detail=_WITHHELD_DETAIL, culprit=None)
+        return self
 
     def fields(self) -> dict[str, str]:
         """Return the error's wire fields (``C``, ``M``, ``D``, ``H``, ``P``)."""
@@ -228,6 +246,10 @@ class RowError(DefiniteFailure):
 
     sqlstate = "22000"
 
+    def without_values(self) -> HeadraceError:
+        """Return the error with its SQLSTATE alone: a user's function may have raised it."""
+        return RowError(_WITHHELD, detail=_WITHHELD_DETAIL, sqlstate=self.code)
+
 
 class SinkBlocked(DefiniteFailure):
     """The result table cannot be written now (locked); retried automatically."""
@@ -322,6 +344,10 @@ class Interrupted(TransientError):
 
     The view is separated from the others and retried alone, a bounded number of times.
     """
+
+    def without_values(self) -> HeadraceError:
+        """Return the error with its SQLSTATE alone: a user's function may have raised it."""
+        return type(self)("the evaluation of a row was interrupted", sqlstate=self.code)
 
 
 class OutOfReach(Interrupted):

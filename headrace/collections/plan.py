@@ -444,6 +444,13 @@ class SinkSpec(PlanPart, frozen=True):
     conditions: tuple[str, ...] = ()
     """Row security of the result table: SQL conditions over its columns.  A role sees the rows for
     which all are true."""
+    discreet: bool = False
+    """Whether rows are read with the rights of a role for which the view's owner may not act."""
+
+    @property
+    def withholds_rows(self) -> bool:
+        """Whether errors show no row, because the view's owner may not be allowed to see it."""
+        return self.discreet or bool(self.conditions)
 
 
 Node = (
@@ -524,9 +531,10 @@ class PhysicalPlan(PlanPart, frozen=True):
         """Return the plan for a result table with that key."""
         return self._with_sink(msgspec.structs.replace(self.sink, key=key))
 
-    def secured(self, conditions: tuple[str, ...]) -> PhysicalPlan:
+    def secured(self, conditions: tuple[str, ...], *, discreet: bool) -> PhysicalPlan:
         """Return the plan for a result table with these conditions for its readers."""
-        return self._with_sink(msgspec.structs.replace(self.sink, conditions=conditions))
+        sink = msgspec.structs.replace(self.sink, conditions=conditions, discreet=discreet)
+        return self._with_sink(sink)
 
     def _with_sink(self, sink: SinkSpec) -> PhysicalPlan:
         return msgspec.structs.replace(self, nodes=(*self.nodes[:-1], sink))

@@ -27,7 +27,7 @@ from headrace.planner.analyse import check, position, query_errors, session
 from headrace.planner.analyse.analysis import LOCKED, Analysis
 from headrace.planner.analyse.catalog import Catalog
 from headrace.planner.analyse.nodetree import Node as Tree
-from headrace.planner.analyse.policies import RowSecurity
+from headrace.planner.analyse.policies import RowSecurity, refuse_code
 from headrace.planner.analyse.present import names
 from headrace.planner.binding import functions_in_from
 from headrace.planner.binding.bind import Binder
@@ -38,7 +38,7 @@ from headrace.planner.bodies.twin import Twins
 from headrace.planner.graph import text
 from headrace.planner.logical import uniquekeys
 from headrace.planner.logical.lineage import lineage
-from headrace.planner.logical.nodes import Node
+from headrace.planner.logical.nodes import Node, children, expressions
 from headrace.planner.logical.repeats import each
 from headrace.planner.logical.scalar import (
     Call,
@@ -49,6 +49,7 @@ from headrace.planner.logical.scalar import (
     quote,
     references,
     show,
+    trusted,
 )
 from headrace.planner.passes import expired, fulljoins, temporal
 from headrace.planner.passes.decorrelate import decorrelate
@@ -115,11 +116,12 @@ def _limited(request: PlanRequest) -> Iterator[None]:
 
 def _over(whole: Planned, upper: Planned) -> Planned:
     """Return ``upper``, planned over a view's rows, with the dependencies of ``whole``."""
+    sink = whole.physical.sink
     return replace(
         whole,
         logical=upper.logical,
         optimised=upper.optimised,
-        physical=upper.physical.secured(whole.physical.sink.conditions),
+        physical=upper.physical.secured(sink.conditions, discreet=sink.discreet),
         explain=upper.explain,
         graphs=upper.graphs,
         whole=whole.physical,
@@ -181,8 +183,7 @@ def _planned(conn: Connection, analysis: Analysis, request: PlanRequest) -> Plan
     front = readings.composed(conn, request, bound)
     if front.tree is not None:
         bound = replace(bound, tree=front.tree)
-    trusted = trust.resolve(conn, request.trust_stable)
-    catalog = Catalog(conn, trusted)
+    catalog = Catalog(conn, trust.resolve(conn, request.trust_stable))
     twins = Twins(analysis, catalog, settings[FUNCTION_PATH])
     bodies = trust.Trust(conn, catalog, twins)
     catalog.types.shown = twins.type_name
@@ -212,8 +213,13 @@ def _planned(conn: Connection, analysis: Analysis, request: PlanRequest) -> Plan
     bound_plan = inline(binder.bind(bound.tree), binder.numbers)
     columns, builder = _columns(catalog, bound), PhysicalBuilder(lowering, request.recursions)
     secured = sources.tables.secured
-    with sources.discreet():
-        logical, optimised, physical = _computed(lowering, builder, bound_plan, columns, secured)
+    with sources.nameless():
+        logical, optimised, physical = _computed(
+            lowering, builder, bound_plan, columns, secured, discreet=sources.discreet
+        )
+        if physical.sink.conditions:
+            table = min(security.table for security in secured.values())
+            refuse_code(conn, catalog, table, called=_calls_users(logical))
     if not read.array_nulls:
         _refuse_arrays_of_texts(builder.remotes)
     functions_in_from.prove(lowering, builder.sets)
@@ -246,6 +252,8 @@ def _computed(
     bound_plan: Node,
     columns: Schema,
     secured: Mapping[int, RowSecurity],
+    *,
+    discreet: bool,
 ) -> tuple[Node, Node, PhysicalPlan]:
     """Return the logical, the optimised and the proven physical plan."""
     identical = partial(_identical, lowering.catalog)
@@ -260,7 +268,13 @@ def _computed(
     physical = builder.build(placed, columns).keyed(uniquekeys.proved(optimised, columns))
     named = ({n: columns[place].name for n, place in c.places.items()} for c in carried)
     conditions = tuple(c.security.condition(n) for c, n in zip(carried, named, strict=True))
-    return logical, optimised, _proven(lowering, builder, physical).secured(conditions)
+    proven = _proven(lowering, builder, physical)
+    return logical, optimised, proven.secured(conditions, discreet=discreet)
+
+
+def _calls_users(node: Node) -> bool:
+    """Return whether an expression of the plan calls a function of a user."""
+    return not all(map(trusted, expressions(node))) or any(map(_calls_users, children(node)))
 
 
 def _identical(catalog: Catalog, ref: Ref) -> bool:

@@ -184,6 +184,15 @@ class Population(Loader):
 
     def populate(self) -> int:
         """Populate the view, from the catalog row to the adoption; return the number of rows."""
+        if not self._planned.physical.sink.withholds_rows:
+            return self._populate_all()
+        try:
+            with self._job.translating():
+                return self._populate_all()
+        except HeadraceError as error:
+            raise error.without_values() from None
+
+    def _populate_all(self) -> int:
         started = clock.monotonic()
         with contextlib.ExitStack() as undo:
             chosen = self._choose(self._sizes())

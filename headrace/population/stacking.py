@@ -199,7 +199,7 @@ def _on(planned: Planned, upper: Planned, found: Mapping[int, _Usable]) -> Plann
         raise _NotStacked("the plan would be too large")
     # Both plans give the same rows, so a key that is proved for one holds for the other.
     sink = planned.physical.sink
-    physical = physical.keyed(sink.key).secured(sink.conditions)
+    physical = physical.keyed(sink.key).secured(sink.conditions, discreet=sink.discreet)
     # The stages that name the tables below, and say what holds for both plans.
     kept = {stage: planned.explain[stage] for stage in ("sources", "key", LINEAGE)}
     graphs = [graph for graph in upper.graphs if graph.stage != LINEAGE]

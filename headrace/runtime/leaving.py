@@ -138,6 +138,8 @@ class Leaving:
             # Before the status of ``view`` itself: after a crash in between, it fails again.
             self.doubt(view)
         error = self._watch.cause(view, error)
+        if view.plan.sink.withholds_rows:
+            error = error.without_values()
         if view.cursor == CursorState.PAUSED and isinstance(error, _REFILLED):
             # The automatic refill would also let the paused view run.
             error = errors.DefiniteFailure(error.message, detail=error.detail, hint=error.advice)

@@ -449,6 +449,7 @@ class Loading:
         left = [view for view in views if view.id not in wrong]
         wrong |= result_tables.find_unwritable(state, left)
         left = [view for view in left if view.id not in wrong]
+        result_tables.renew_policies(state, left)
         wrong |= {view.id: _outdated() for view in left if view.plan.outdated}
         wrong |= self._watch.check([view for view in left if view.id not in wrong])
         for view in views:

@@ -1,12 +1,15 @@
 """Row security of result tables: the policies of the tables that a view reads.
 
-A view's plan has conditions (``SinkSpec.conditions``).  Each becomes a restrictive policy for all
-roles, named after its text, beside one permissive policy that lets every row through.  So a role
-sees the rows for which all conditions are true.  Headrace owns the table, and writes all its rows.
+A view's plan has conditions (``SinkSpec.conditions``).  They become one permissive policy for all
+roles, named after its text.  So a role sees the rows for which all conditions are true.  DROP …
+CASCADE of a function or table that a condition uses also drops the policy.  As no other lets rows
+through, no role to which row security applies then sees any.  Headrace owns the table, and writes
+all its rows.
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -21,6 +24,8 @@ _FOUND: Final = """
 SELECT c.relrowsecurity, ARRAY(SELECT p.polname::text FROM pg_catalog.pg_policy p
                                 WHERE p.polrelid = c.oid ORDER BY 1)
   FROM pg_catalog.pg_class c WHERE c.oid = %s"""
+
+_LOCK: Final = sql.SQL("LOCK TABLE ONLY {} IN ACCESS EXCLUSIVE MODE NOWAIT")
 
 
 def put(conn: Connection, name: sql.Identifier, oid: int, conditions: Sequence[str]) -> None:
@@ -41,15 +46,24 @@ def put(conn: Connection, name: sql.Identifier, oid: int, conditions: Sequence[s
     for policy, condition in wanted.items():
         if policy in found:
             continue
-        kind = sql.SQL("PERMISSIVE" if policy == table.EVERY_ROW else "RESTRICTIVE")
         conn.execute(
-            sql.SQL("CREATE POLICY {} ON {} AS {} FOR SELECT USING ({})").format(
-                sql.Identifier(policy), name, kind, sql.SQL(condition)
+            sql.SQL("CREATE POLICY {} ON {} FOR SELECT USING ({})").format(
+                sql.Identifier(policy), name, sql.SQL(condition)
             )
         )
     if enabled != bool(wanted):
         how = sql.SQL("ENABLE" if wanted else "DISABLE")
         conn.execute(sql.SQL("ALTER TABLE {} {} ROW LEVEL SECURITY").format(name, how))
+
+
+def renew(conn: Connection, target: table.ResultTable) -> None:
+    """Replace the policies of an earlier version, unless a reader holds the table now."""
+    row = conn.execute(_FOUND, (target.oid,)).fetchone()
+    if row is None or tuple(row[1]) != table.earlier_policies(target.conditions):
+        return
+    with contextlib.suppress(psycopg.errors.LockNotAvailable), conn.transaction():
+        conn.execute(_LOCK.format(target.identifier))
+        put(conn, target.identifier, target.oid, target.conditions)
 
 
 def release_columns(conn: Connection, name: sql.Identifier, oid: int) -> None:

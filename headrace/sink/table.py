@@ -37,8 +37,6 @@ entries (8 % of 100 000 random updates of 100 000 rows did need some), for 4 % m
 _KEYLESS: Final = "has lost its key"
 _POLICY: Final = "headrace_"
 """How the names of policies begin."""
-EVERY_ROW: Final = "headrace_rows"
-"""Name of the permissive policy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -571,11 +569,25 @@ def _altered(found: Fingerprint, target: ResultTable, *, filling: bool) -> str |
 
 
 def policy_names(conditions: Sequence[str]) -> dict[str, str]:
-    """Return the policies of a table with these ``ResultTable.conditions``: conditions by name."""
+    """Return the policies of a table with these ``ResultTable.conditions``: conditions by name.
+
+    All of them are in one policy, so that a table never has only a part of them.
+    """
     if not conditions:
         return {}
-    named = {f"{_POLICY}{hashlib.md5(c.encode()).hexdigest()}": c for c in conditions}  # noqa: S324
-    return {EVERY_ROW: "true", **named}
+    text = " AND ".join(f"({condition})" for condition in conditions)
+    return {f"{_POLICY}{hashlib.md5(text.encode()).hexdigest()}": text}  # noqa: S324
+
+
+def earlier_policies(conditions: Sequence[str]) -> tuple[str, ...]:
+    """Return the names of the policies that versions up to 0.2.0 made, sorted.
+
+    There was one restrictive policy for each condition, and a permissive one for every row.
+    """
+    if not conditions:
+        return ()
+    named = {f"{_POLICY}{hashlib.md5(c.encode()).hexdigest()}" for c in conditions}  # noqa: S324
+    return tuple(sorted({f"{_POLICY}rows", *named}))
 
 
 def _other_policies(found: Fingerprint, target: ResultTable, *, filling: bool) -> str | None:
@@ -584,7 +596,8 @@ def _other_policies(found: Fingerprint, target: ResultTable, *, filling: bool) -
         wanted = found.policies
     if found.forced or (found.row_security and not wanted):
         return "has row-level security"
-    if found.policies != wanted:
+    # The earlier ones show the same rows, until ``policies.renew`` replaces them.
+    if found.policies not in (wanted, earlier_policies(target.conditions)):
         return "has other policies now"
     lost = bool(wanted) and not found.row_security and not filling
     return "has lost its row-level security" if lost else None

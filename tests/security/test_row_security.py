@@ -426,3 +426,41 @@ def test_tables_with_the_same_condition_may_have_another_order_of_columns(engine
             r.execute(
                 f"CALL headrace.create_view('w', 'SELECT m.id, m.x, m.y, l.id AS l {crossed}')"
             )
+
+
+@pytest.mark.parametrize("harm", ["DROP FUNCTION {b}.mine", "DROP TABLE {b}.members"])
+def test_dropping_what_a_policy_uses_shows_no_rows(engine, server, harm):
+    """DROP … CASCADE also drops the policies that use the object, at the tables and the view."""
+    with cast(server) as names, connect(engine.source, names["r"]) as r:
+        server.execute(
+            "CREATE FUNCTION {b}.mine() RETURNS text STABLE LANGUAGE sql"
+            " AS $$ SELECT current_setting('app.tenant', true) $$;"
+            "INSERT INTO {b}.o SELECT n, chr(96 + n % 3), 'w', n, n FROM generate_series(1, 9) n;"
+            "INSERT INTO {b}.i SELECT n, n, chr(96 + n % 3), n FROM generate_series(1, 9) n;"
+            "ALTER TABLE {b}.o ENABLE ROW LEVEL SECURITY;"
+            "ALTER TABLE {b}.i ENABLE ROW LEVEL SECURITY;"
+            "CREATE POLICY p ON {b}.o USING (tenant = {b}.mine());"
+            "CREATE POLICY p ON {b}.i USING (EXISTS (SELECT 1 FROM {b}.members m"
+            " WHERE m.who = current_user AND m.tenant = i.tenant))".format(**names)
+        )
+        queries = {
+            "one": "SELECT id, tenant FROM {b}.o".format(**names),
+            "other": "SELECT id, tenant FROM {b}.i".format(**names),
+            "joined": "SELECT o.id, o.tenant FROM {b}.o JOIN {b}.i USING (id, tenant)".format(
+                **names
+            ),
+        }
+        for view, query in queries.items():
+            r.execute('CALL headrace.create_view(%s, %s, \'{"on_change": "stop"}\')', (view, query))
+            r.execute(f"GRANT SELECT ON {view} TO {names['x']}")
+        with connect(engine.source, names["x"]) as x:
+            x.execute("SET app.tenant = 'a'")
+            read = {view: f"SELECT * FROM {names['r']}.{view}" for view in queries}
+            for view, query in queries.items():
+                assert rows(x, read[view]) == rows(x, query) != []
+            server.execute(f"{harm.format(**names)} CASCADE")
+            for view, query in queries.items():
+                assert rows(x, read[view]) == rows(x, query), view
+            assert rows(x, read["joined"]) == []
+            wait_until(lambda: state(server, f"{names['r']}.joined")[0] == "error", "not noticed")
+            assert rows(x, read["joined"]) == []

@@ -3,8 +3,10 @@
 # ruff: noqa: F811
 from __future__ import annotations
 
+import hashlib
 from dataclasses import replace
 
+import psycopg
 import pytest
 
 from headrace.errors import SinkTableError
@@ -12,6 +14,8 @@ from headrace.sink import policies, table
 from tests.sink.test_writer import conn, make  # noqa: F401
 
 ONE, TWO = ("a < 5",), ("a < 5", "a <> 2")
+DROP = """DO $$ BEGIN EXECUTE (SELECT format('DROP POLICY %I ON public.r', polname)
+  FROM pg_policy WHERE polrelid = 'public.r'::regclass); END $$"""
 
 
 def put(conn, target):
@@ -42,13 +46,55 @@ def test_the_rows_for_which_all_conditions_are_true_are_seen(conn):
     policies.release_columns(conn, target.identifier, target.oid)
 
 
+def made_earlier(conn, target):
+    """Make the policies as versions up to 0.2.0 did."""
+    conn.execute("ALTER TABLE public.r ENABLE ROW LEVEL SECURITY")
+    conn.execute("CREATE POLICY headrace_rows ON public.r FOR SELECT USING (true)")
+    for condition in target.conditions:
+        name = "headrace_" + hashlib.md5(condition.encode()).hexdigest()
+        conn.execute(
+            f"CREATE POLICY {name} ON public.r AS RESTRICTIVE FOR SELECT USING ({condition})"
+        )
+
+
+@pytest.mark.parametrize("conditions", [ONE, TWO])
+def test_policies_of_an_earlier_version_are_replaced(conn, conditions):
+    target = replace(make(conn, {"a": "integer"}), conditions=conditions)
+    conn.execute("INSERT INTO public.r VALUES (1), (2), (7), (NULL)")
+    made_earlier(conn, target)
+    table.check(conn, target)
+    shown = seen(conn)
+    with psycopg.connect(conn.info.dsn) as reader:
+        reader.execute("TABLE public.r")
+        policies.renew(conn, target)
+        table.check(conn, target)
+        assert seen(conn) == shown
+    policies.renew(conn, target)
+    table.check(conn, target)
+    assert seen(conn) == shown
+    names = conn.execute("SELECT polname FROM pg_policy WHERE polrelid = 'public.r'::regclass")
+    assert [name for (name,) in names] == [*table.policy_names(conditions)]
+
+
+@pytest.mark.parametrize("dropped", ["headrace_rows", "headrace_%"])
+def test_a_part_of_the_policies_of_an_earlier_version_is_an_alteration(conn, dropped):
+    target = replace(make(conn, {"a": "integer"}), conditions=TWO)
+    made_earlier(conn, target)
+    [(name,)] = conn.execute(
+        "SELECT polname FROM pg_policy WHERE polname LIKE %s ORDER BY 1 LIMIT 1", (dropped,)
+    ).fetchall()
+    conn.execute(f"DROP POLICY {name} ON public.r")
+    with pytest.raises(SinkTableError, match="other policies"):
+        table.check(conn, target)
+
+
 @pytest.mark.parametrize(
     ("harm", "word"),
     [
         ("ALTER TABLE public.r DISABLE ROW LEVEL SECURITY", "lost its row-level"),
         ("ALTER TABLE public.r FORCE ROW LEVEL SECURITY", "row-level"),
         ("CREATE POLICY mine ON public.r USING (true)", "other policies"),
-        ("DROP POLICY headrace_rows ON public.r", "other policies"),
+        (DROP, "other policies"),
     ],
 )
 def test_an_alteration_is_found(conn, harm, word):

@@ -40,6 +40,18 @@ SELECT p.polname, p.polpermissive, pg_get_expr(p.polqual, p.polrelid), p.polqual
 _COLUMNS: Final = """
 SELECT a.attnum, a.attname, t.typtype = 'd' FROM pg_attribute a JOIN pg_type t ON t.oid = a.atttypid
  WHERE a.attrelid = %s AND a.attnum = ANY (%s) ORDER BY a.attname"""
+# Functions that are code of a user: not LEAKPROOF, which only a superuser declares, nor compiled.
+_CODE: Final = """
+SELECT format('%%I.%%I', n.nspname, p.proname)
+  FROM pg_proc p JOIN pg_namespace n ON n.oid = p.pronamespace
+ WHERE p.oid = ANY (%(functions)s) AND NOT p.proleakproof
+   AND (%(every)s OR p.prokind <> 'f' OR p.proretset)
+   AND EXISTS (SELECT FROM pg_proc f JOIN pg_language l ON l.oid = f.prolang
+                 LEFT JOIN pg_aggregate a ON a.aggfnoid = p.oid
+                WHERE f.oid IN (p.oid, a.aggtransfn, a.aggfinalfn, a.aggcombinefn, a.aggserialfn,
+                                a.aggdeserialfn, a.aggmtransfn, a.aggminvtransfn, a.aggmfinalfn)
+                  AND NOT f.proleakproof AND l.lanname NOT IN ('internal', 'c'))
+ ORDER BY 1 LIMIT 1"""
 _HINT: Final = (
     "Create the view as a role to which no policy applies, such as the table's owner. Every role"
     " that may read the view then sees all of its rows."
@@ -146,6 +158,30 @@ def refusal(table: str, why: str, hint: str = _HINT) -> RowSecurityRefused:
     """Return the error for a view over ``table``, whose row security its table cannot have."""
     said = f'row security of table "{table}" cannot be carried over to the view'
     return RowSecurityRefused(said, detail=why, hint=hint)
+
+
+def refuse_code(conn: Connection, catalog: Catalog, table: str, *, called: bool) -> None:
+    """Refuse a view that would pass rows of ``table``, hidden from its owner, to code of users.
+
+    Postgres passes to such code only rows that the policies have let through.  In a view it is
+    called for all rows, and could show their values to any role.
+
+    ``called``: whether expressions call functions of users; else only aggregates and functions in
+    FROM are.
+
+    Raises:
+        UnsupportedError: a function, or a type whose values run one.
+    """
+    given = {"functions": list(catalog.functions.of_users()), "every": called}
+    row = conn.execute(_CODE, given).fetchone()
+    if row is not None:
+        why = f"Function {row[0]} would be called for rows that row security hides from some roles."
+        hint = f"A superuser may declare the function LEAKPROOF. {_HINT}"
+        raise refusal(table, why, hint)
+    for oid in sorted(catalog.mentioned):
+        if not (catalog.provenance.writable(oid) or catalog.provenance.plain(oid)):
+            name = catalog.types[oid].name
+            raise refusal(table, f"Values of type {name} run code of a user.")
 
 
 def _has_role(name: str) -> str:

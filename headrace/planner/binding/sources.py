@@ -168,6 +168,8 @@ class Sources:
         """Qualified names of Headrace views by the OID of their tables."""
         self.private: set[str] = set()
         """Names of the Headrace views whose queries the caller may not see."""
+        self.discreet = False
+        """Whether rows are read with the rights of a role for which the caller may not act."""
         self.named: dict[int, int] = {}
         """How often the query itself names each relation, by OID."""
         self.tables = Relations(conn, catalog)
@@ -311,14 +313,14 @@ class Sources:
             )
         if secured:
             entry.fields[SECURED] = "true"
-            with self.discreet():
+            with self.nameless():
                 self.tables.secure(oid)
         else:
             self._need("open", role, oid)
         self.relations.add((oid, entry.flag("inh")))
 
     @contextlib.contextmanager
-    def discreet(self) -> Iterator[None]:
+    def nameless(self) -> Iterator[None]:
         """Leave the names of tables out of a refusal if the caller may not see the query."""
         try:
             yield
@@ -348,6 +350,7 @@ class Sources:
         refuse_system(oid, schema, name, None)
         within = reader.in_view(None if invoker else owner)
         key = (oid, within.role, within.caller, within.direct)
+        self.discreet = self.discreet or not self._sees(within.role)
         if key not in self._expanded:
             [tree] = read_nodes(action)
             self.texts.append(text)
@@ -404,6 +407,7 @@ class Sources:
         self.results[oid] = name
         if not self._sees(result.owner):
             self.private.add(name)
+            self.discreet = True
         self._expanded[key] = placeless(bound.tree)
         self._through.append((oid, name))
         self._expand(bound.tree, bound.oid, _Reader(result.owner, result.owner, each=direct))
