@@ -33,8 +33,8 @@ SPARK_SCHEMA: Final = "part int, port int, n bigint, block binary"
 ARROW_SCHEMA: Final = pa.schema(
     [("part", pa.int32()), ("port", pa.int32()), ("n", pa.int64()), ("block", pa.binary())]
 )
-_UNEVEN_MAX: Final = 32
-"""Most parts that may be any number: with 33, some would have 7 key groups and some 8."""
+_UNEVEN_MAX: Final = 64
+"""Most parts that may be any number.  Of 63, some have five key groups and some four."""
 BLOCK_BYTES: Final = 4 * 1024 * 1024
 _OPTIONS: Final = pa.ipc.IpcWriteOptions(compression="lz4")
 
