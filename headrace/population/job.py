@@ -21,7 +21,7 @@ import psycopg
 import structlog
 
 from headrace import clock
-from headrace.errors import QueryCancelled
+from headrace.errors import HeadraceError, QueryCancelled
 from headrace.postgres import reuse
 from headrace.postgres.connect import Connection, for_job
 from headrace.postgres.failures import as_headrace
@@ -158,6 +158,9 @@ class Job:
         except psycopg.Error as error:
             self.check()
             raise as_headrace(error) from error
+        except HeadraceError:
+            self.check()
+            raise
 
     # --- progress
 
