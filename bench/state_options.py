@@ -28,18 +28,38 @@ _CACHE_BYTES: Final = 4 << 20
 _SEED: Final = 7
 _WORDS: Final = ("alfa", "bravo", "charlie", "delta", "echo", "foxtrot", "golf", "hotel")
 
-_CHANGES: Final[dict[str, dict[str, Any]]] = {
-    "chosen": {},
-    "no compression": {"compression": "none"},
-    "zstd": {"compression": "zstd"},
-    "blocks of 2 kB": {"block_bytes": 2 << 10},
-    "blocks of 8 kB": {"block_bytes": 8 << 10},
-    "blocks of 32 kB": {"block_bytes": 32 << 10},
-    "blocks of 16 kB, zstd": {"block_bytes": 16 << 10, "compression": "zstd"},
-    "hash index in blocks": {"hashed": True},
-    "index in one part": {"parts": False},
+Table = Any
+"""RocksDB's options of sorted files (``columns.table_options``)."""
+_NONE: Final = rocksdict.DBCompressionType.none()
+_ZSTD: Final = rocksdict.DBCompressionType.zstd()
+
+
+def _hashed(table: Table) -> None:
+    table.set_data_block_index_type(rocksdict.DataBlockIndexType.binary_and_hash())
+    table.set_data_block_hash_ratio(0.75)
+
+
+def _whole(table: Table) -> None:
+    table.set_index_type(rocksdict.BlockBasedIndexType.binary_search())
+    table.set_partition_filters(False)
+
+
+def _blocks(kilobytes: int) -> Callable[[Table], None]:
+    return lambda table: table.set_block_size(kilobytes << 10)
+
+
+_CHANGES: Final[dict[str, tuple[Callable[[Table], None] | None, Any]]] = {
+    "chosen": (None, None),
+    "no compression": (None, _NONE),
+    "zstd": (None, _ZSTD),
+    "blocks of 2 kB": (_blocks(2), None),
+    "blocks of 8 kB": (_blocks(8), None),
+    "blocks of 32 kB": (_blocks(32), None),
+    "blocks of 16 kB, zstd": (_blocks(16), _ZSTD),
+    "hash index in blocks": (_hashed, None),
+    "index in one part": (_whole, None),
 }
-"""Differences from the options that the product chooses (``state/README.md``)."""
+"""Changes of the options that the product chooses (``state/README.md``), and of the compression."""
 
 
 class StateOptions(Scenario):
@@ -60,7 +80,7 @@ class StateOptions(Scenario):
             pairs = sorted(pairs_of(random.Random(_SEED), rows))  # noqa: S311
             chosen: dict[str, float] = {}
             for what, changed in _CHANGES.items():
-                found = [_measure(pairs, _options(**changed)) for _ in range(_ROUNDS)]
+                found = [_measure(pairs, _options(*changed)) for _ in range(_ROUNDS)]
                 best = {name: min(one[name] for one in found) for name in found[0]}
                 chosen = chosen or best
                 ratios = {f"{name}_ratio": round(best[name] / chosen[name], 2) for name in best}
@@ -68,31 +88,14 @@ class StateOptions(Scenario):
                 yield {"kind": kind, "options": what, **shown, **ratios}
 
 
-def _options(
-    *,
-    block_bytes: int = 4 << 10,
-    compression: str = "lz4",
-    hashed: bool = False,
-    parts: bool = True,
-) -> Any:
-    """Return options as ``columns.options`` makes them, but for the arguments."""
-    table = rocksdict.BlockBasedOptions()
-    table.set_bloom_filter(10, False)
-    table.set_format_version(5)
-    table.set_block_size(block_bytes)
-    if hashed:
-        table.set_data_block_index_type(rocksdict.DataBlockIndexType.binary_and_hash())
-        table.set_data_block_hash_ratio(0.75)
-    if parts:
-        table.set_index_type(rocksdict.BlockBasedIndexType.two_level_index_search())
-        table.set_partition_filters(True)
-        table.set_metadata_block_size(4 << 10)
-    table.set_block_cache(rocksdict.Cache(_CACHE_BYTES))
-    table.set_cache_index_and_filter_blocks(True)
-    table.set_pin_top_level_index_and_filter(True)
+def _options(change: Callable[[Table], None] | None, compression: Any) -> Any:
+    table = columns.table_options(columns.Memory.of(_CACHE_BYTES))
+    if change is not None:
+        change(table)
     out = columns.options(None)
     out.set_block_based_table_factory(table)
-    out.set_compression_type(getattr(rocksdict.DBCompressionType, compression)())
+    if compression is not None:
+        out.set_compression_type(compression)
     return out
 
 

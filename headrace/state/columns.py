@@ -372,8 +372,8 @@ def pairs_from(iterator: Any, name: str) -> Iterator[tuple[bytes, bytes]]:
         iterator.status()
 
 
-def options(memory: Memory | None) -> Any:
-    """Return the options of a column family, the same for each kind of state (README.md)."""
+def table_options(memory: Memory | None) -> Any:
+    """Return the options of sorted files, the same for each kind of state (README.md)."""
     table = rocksdict.BlockBasedOptions()
     table.set_bloom_filter(_BLOOM_BITS, False)
     table.set_format_version(5)
@@ -385,9 +385,14 @@ def options(memory: Memory | None) -> Any:
         table.set_block_cache(memory.cache)
         table.set_cache_index_and_filter_blocks(True)
         table.set_pin_top_level_index_and_filter(True)
+    return table
+
+
+def options(memory: Memory | None) -> Any:
+    """Return the options of a column family; the reasons are in ``state/README.md``."""
     out = rocksdict.Options(raw_mode=True)
     out.create_if_missing(True)
-    out.set_block_based_table_factory(table)
+    out.set_block_based_table_factory(table_options(memory))
     out.set_compression_type(rocksdict.DBCompressionType.lz4())
     out.set_level_compaction_dynamic_level_bytes(True)
     out.set_max_total_wal_size(_WAL_BYTES_MAX)
