@@ -31,6 +31,7 @@ from headrace.runtime.sharing import FeedLost, Sharing
 from headrace.runtime.views import Manifest, View
 from headrace.runtime.watch import Watch
 from headrace.runtime.worker_handles import WorkerHandles
+from headrace.sink import policies
 from headrace.sql import states
 from headrace.sql import views as catalog
 from headrace.sql.status import CursorState
@@ -449,7 +450,7 @@ class Loading:
         left = [view for view in views if view.id not in wrong]
         wrong |= result_tables.find_unwritable(state, left)
         left = [view for view in left if view.id not in wrong]
-        result_tables.renew_policies(state, left)
+        policies.renew(state.owner.conn, (view.target for view in left))
         wrong |= {view.id: _outdated() for view in left if view.plan.outdated}
         wrong |= self._watch.check([view for view in left if view.id not in wrong])
         for view in views:

@@ -26,7 +26,7 @@ from headrace.errors import RESYNC, HeadraceError, SinkBlocked, SinkTableError
 from headrace.postgres import failures, fingerprint
 from headrace.runtime.engine_state import EngineState
 from headrace.runtime.views import Connection, View
-from headrace.sink import policies, table, trouble
+from headrace.sink import table, trouble
 from headrace.sql import results
 
 _log = structlog.get_logger(__name__)
@@ -81,13 +81,6 @@ def _look(state: EngineState, views: Sequence[View], *, lock: bool) -> dict[int,
             )
         targets = [view.target for view in views]
         return dict(table.find_altered(conn, targets, state.settings.publication_name))
-
-
-def renew_policies(state: EngineState, views: Sequence[View]) -> None:
-    """Replace row security that an earlier version made.  REQUIRES: the tables can be written."""
-    for view in views:
-        if view.target.conditions:
-            policies.renew(state.owner.conn, view.target)
 
 
 class ResultTables:

@@ -10,7 +10,7 @@ all its rows.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 import psycopg
@@ -25,6 +25,9 @@ SELECT c.relrowsecurity, ARRAY(SELECT p.polname::text FROM pg_catalog.pg_policy 
                                 WHERE p.polrelid = c.oid ORDER BY 1)
   FROM pg_catalog.pg_class c WHERE c.oid = %s"""
 
+_EARLIER: Final = """
+SELECT polrelid::pg_catalog.int8 FROM pg_catalog.pg_policy
+ WHERE polrelid = ANY (%s::pg_catalog.oid[]) AND polname = %s"""
 _LOCK: Final = sql.SQL("LOCK TABLE ONLY {} IN ACCESS EXCLUSIVE MODE NOWAIT")
 
 
@@ -56,14 +59,19 @@ def put(conn: Connection, name: sql.Identifier, oid: int, conditions: Sequence[s
         conn.execute(sql.SQL("ALTER TABLE {} {} ROW LEVEL SECURITY").format(name, how))
 
 
-def renew(conn: Connection, target: table.ResultTable) -> None:
-    """Replace the policies of an earlier version, unless a reader holds the table now."""
-    row = conn.execute(_FOUND, (target.oid,)).fetchone()
-    if row is None or tuple(row[1]) != table.earlier_policies(target.conditions):
+def renew(conn: Connection, targets: Iterable[table.ResultTable]) -> None:
+    """Replace policies of an earlier version, but for tables that readers hold now.
+
+    One statement finds them.  REQUIRES: ``table.check`` accepts the tables.
+    """
+    secured = {target.oid: target for target in targets if target.conditions}
+    if not secured:
         return
-    with contextlib.suppress(psycopg.errors.LockNotAvailable), conn.transaction():
-        conn.execute(_LOCK.format(target.identifier))
-        put(conn, target.identifier, target.oid, target.conditions)
+    for (oid,) in conn.execute(_EARLIER, (list(secured), table.EVERY_ROW)).fetchall():
+        target = secured[oid]
+        with contextlib.suppress(psycopg.errors.LockNotAvailable), conn.transaction():
+            conn.execute(_LOCK.format(target.identifier))
+            put(conn, target.identifier, oid, target.conditions)
 
 
 def release_columns(conn: Connection, name: sql.Identifier, oid: int) -> None:

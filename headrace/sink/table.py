@@ -37,6 +37,8 @@ entries (8 % of 100 000 random updates of 100 000 rows did need some), for 4 % m
 _KEYLESS: Final = "has lost its key"
 _POLICY: Final = "headrace_"
 """How the names of policies begin."""
+EVERY_ROW: Final = "headrace_rows"
+"""Name of a policy that only earlier versions made: it let every row through."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -587,7 +589,7 @@ def earlier_policies(conditions: Sequence[str]) -> tuple[str, ...]:
     if not conditions:
         return ()
     named = {f"{_POLICY}{hashlib.md5(c.encode()).hexdigest()}" for c in conditions}  # noqa: S324
-    return tuple(sorted({f"{_POLICY}rows", *named}))
+    return tuple(sorted({EVERY_ROW, *named}))
 
 
 def _other_policies(found: Fingerprint, target: ResultTable, *, filling: bool) -> str | None:

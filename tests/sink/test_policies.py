@@ -66,10 +66,10 @@ def test_policies_of_an_earlier_version_are_replaced(conn, conditions):
     shown = seen(conn)
     with psycopg.connect(conn.info.dsn) as reader:
         reader.execute("TABLE public.r")
-        policies.renew(conn, target)
+        policies.renew(conn, [target])
         table.check(conn, target)
         assert seen(conn) == shown
-    policies.renew(conn, target)
+    policies.renew(conn, [replace(target, conditions=()), target])
     table.check(conn, target)
     assert seen(conn) == shown
     names = conn.execute("SELECT polname FROM pg_policy WHERE polrelid = 'public.r'::regclass")
