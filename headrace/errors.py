@@ -223,6 +223,10 @@ class DefiniteFailure(HeadraceError):
     sqlstate = "55000"
 
 
+class ViewStopped(DefiniteFailure):
+    """The view has stopped already, after it was created or filled."""
+
+
 class StructureChanged(DefiniteFailure):
     """An object that the view reads was altered, but its query is valid: a resync repairs it."""
 

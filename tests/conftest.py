@@ -18,6 +18,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Callable, Generator, Iterator
@@ -55,6 +56,8 @@ hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "dev")
 
 binaries.PLACES.insert(0, server17.PLACE)
 LOG_LINES_SHOWN = 150
+GRAVE = re.compile(r'"level": "(?!info|debug)')
+"""Finds a line of an engine's log that is more than information."""
 LONGEST = ("spark", "tests/failover/test_failover.py", "tests/standby/test_troubles.py")
 """Groups of tests that start first."""
 MEMORY = "/dev/shm"
@@ -165,8 +168,11 @@ def pytest_runtest_makereport(
     if report.failed:
         for engine in item.stash.get(ENGINES, []):
             lines = engine.log.splitlines()
-            title = f"log of engine {engine.data_dir}, {len(lines)} lines"
-            report.sections.append((title, "\n".join(lines[-LOG_LINES_SHOWN:])))
+            # First, because CI shows the beginning of a long report.
+            grave = [line for line in lines if GRAVE.search(line)]
+            for what, shown in (("warnings", grave), ("log", lines)):
+                title = f"{what} of engine {engine.data_dir}, {len(shown)} lines"
+                report.sections.append((title, "\n".join(shown[-LOG_LINES_SHOWN:])))
     return report
 
 

@@ -47,7 +47,7 @@ from headrace.population.snapshot import Snapshot
 from headrace.population.tables import TableSize
 from headrace.postgres.connect import Connection
 from headrace.process import bounds
-from headrace.sql import points, progress, views
+from headrace.sql import progress, views
 
 
 class Feeding:
@@ -97,7 +97,7 @@ class Feeding:
     def _find(self, conn: Connection) -> None:
         """Look up the feeding view and its table in the catalog."""
         node = self.node
-        view_id = points.view_of(conn, node.table_oid)
+        view_id = views.of_table(conn, node.table_oid)
         stored = None if view_id is None else views.stored(conn, view_id)
         if view_id is None or stored is None:
             raise UndefinedError(f"view {node.view} was dropped", sqlstate="42P01")
@@ -196,7 +196,7 @@ class Feeding:
         Raises:
             SnapshotLost: the view was rebuilt, or the worker has not kept all changes that it sent.
         """
-        if points.view_of(conn, self.node.table_oid) != self.view_id:
+        if views.of_table(conn, self.node.table_oid) != self.view_id:
             raise SnapshotLost(f"view {self.node.view} was rebuilt meanwhile")
         known = self._worker.call("attached", {"feeder": self.feeder, "job": self._job.name})
         if not known:

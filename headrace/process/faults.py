@@ -10,8 +10,9 @@ acts once, and the test knows that it did.
 kills the process each time that view takes in a row with that text.
 
 Actions: ``pass`` (none: its trap tells that the point was passed), ``kill`` (SIGKILL to the
-process), ``raise`` (a TransientError), ``hang`` (sleep for a minute) and ``alarm``
-(``alarm:count:ms``: the kernel kills the process some milliseconds later, wherever it is then).
+process), ``raise`` (a TransientError), ``hang`` (sleep for a minute, or for the milliseconds of
+``hang:count:ms``) and ``alarm`` (``alarm:count:ms``: the kernel kills the process some milliseconds
+later, wherever it is then).
 Without the variables a point costs one look-up in an empty dictionary.
 """
 
@@ -86,7 +87,7 @@ MEMBERS_COMMITTED: Final = "cp26b"
 class _Fault:
     action: str
     left: int
-    delay_s: float = 0.0
+    delay_s: float | None = None
 
 
 def _parse(text: str) -> _Fault:
@@ -94,7 +95,7 @@ def _parse(text: str) -> _Fault:
     action, count, *delay = text.strip().split(":")
     if action not in _ACTIONS:
         raise BugError(f'unknown fault action "{action}"')
-    return _Fault(action, int(count), float(delay[0]) / 1000 if delay else 0.001)
+    return _Fault(action, int(count), float(delay[0]) / 1000 if delay else None)
 
 
 def _read(text: str) -> dict[str, _Fault]:
@@ -164,8 +165,8 @@ def _act(name: str, fault: _Fault) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
         case "alarm":
             # An unhandled SIGALRM kills the process from outside, at any instruction.
-            signal.setitimer(signal.ITIMER_REAL, fault.delay_s)
+            signal.setitimer(signal.ITIMER_REAL, fault.delay_s or 0.001)
         case "raise":
             raise TransientError(f"fault point {name}")
         case _:
-            clock.sleep(_HANG_S)
+            clock.sleep(_HANG_S if fault.delay_s is None else fault.delay_s)

@@ -77,7 +77,7 @@ class Lifecycle:
             view = views.load_one(state.owner.conn, view_id)
             self._loading.take(view)
         target = max(state.position.txid, view.mark.txid)
-        future = self._waits.adopted(view_id, target)
+        future = self._waits.adopted(view, target)
         self._catch_up(view, "it was populated from an earlier position")
         self._waits.caught_up()
         return future

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import psycopg
@@ -39,6 +39,7 @@ from headrace.sql.status import CursorState
 _log = structlog.get_logger(__name__)
 
 _FILL_S: Final = 0.1
+_SUCCESSORS_MAX: Final = 256
 """Seconds for which other views may wait while a new view's state goes into memory: half a million
 entries.  The rest is loaded between batches."""
 
@@ -57,6 +58,8 @@ class Loading:
     _sharing: Sharing
     _leaving: Leaving
     _hosts: WorkerHandles
+    _successors: dict[int, int] = field(default_factory=dict)
+    """By view whose rows were right: the view that has replaced it; the last ones."""
 
     def load(self) -> None:
         """Take ownership of every view that should run, known already or new in the catalog."""
@@ -356,8 +359,12 @@ class Loading:
             self._sharing.remove_feeds(view.id)
         view.start_lsn = found.lsn
         meta: positions.Meta = {}
+        if found.replaces:
+            self._successors[found.replaces] = view.id
+            if len(self._successors) > _SUCCESSORS_MAX:
+                del self._successors[next(iter(self._successors))]
         # A view below that was damaged meanwhile could not stop this one, which was not known here.
-        if not all(states.is_sound(state.owner.conn, fed_by) for fed_by in found.fed_by):
+        if not all(self._is_sound(fed_by, view) for fed_by in found.fed_by):
             raise FeedLost("the view that it is fed from has stopped, or was rebuilt", hint=RESYNC)
         self._sharing.feed(view, found.feeds, txid)
         made = self._sharing.divide(view, found.runs, mark, meta)
@@ -379,6 +386,20 @@ class Loading:
         view.restore(state.db.view(view.id, txid), mark)
         _revive(view)
         view.story.add("ingested", txid=txid, lsn=found.lsn)
+        return True
+
+    def _is_sound(self, below: int, above: View) -> bool:
+        """Return whether the rows that ``above`` has of the view ``below`` are right.
+
+        So they are if that view was only replaced because it lagged, but views with option
+        ``from`` are filled again then (``_stop_readers``).
+        """
+        seen: set[int] = set()
+        while not states.is_sound(self._state.owner.conn, below):
+            seen.add(below)
+            below = self._successors.get(below) or views.successor(self._state.settings, below)
+            if not below or below in seen or above.plan.feeds:
+                return False
         return True
 
     def _take_over(self, view: View, found: Manifest, mark: StateMark) -> None:

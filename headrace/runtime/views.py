@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Final
@@ -483,6 +483,8 @@ class Manifest:
     """Nodes whose rows come from shared subplans of other views: id of each."""
     fed_by: tuple[int, ...]
     """The views whose tables the first rows are from."""
+    replaces: int
+    """The id of the view until now, if its rows were right; else 0."""
     doubted: bool
     """Whether the earlier rows of the view may have been wrong, and so the views filled from it."""
     mark: StateMark | None
@@ -497,12 +499,21 @@ class Manifest:
 
 def next_owner(config: Settings, view_id: int) -> int:
     """Return the staged view that is to take over the states of ``view_id``; 0: none."""
+    return _find_staged(config, lambda found: found.kept == view_id)
+
+
+def successor(config: Settings, view_id: int) -> int:
+    """Return the staged view that replaces ``view_id``, whose rows were right; 0: none."""
+    return _find_staged(config, lambda found: found.replaces == view_id)
+
+
+def _find_staged(config: Settings, wanted: Callable[[Manifest], bool]) -> int:
     folder = config.staging_dir
     for path in folder.iterdir() if folder.exists() else ():
         if path.name.isdecimal():
             with contextlib.suppress(StateDamaged, OSError):
                 found = manifest(config, int(path.name))
-                if found is not None and found.kept == view_id:
+                if found is not None and wanted(found):
                     return int(path.name)
     return 0
 
@@ -537,6 +548,7 @@ def manifest(config: Settings, view_id: int) -> Manifest | None:
             [folder / file for file in data["runs"]],
             {str(node): int(feeder) for node, feeder in data.get("feeds", {}).items()},
             tuple(map(int, data.get("fed_by", ()))),
+            int(data.get("replaces", 0)),
             bool(data.get("doubted", False)),
             StateMark(*map(int, data["mark"])) if "mark" in data else None,
             str(data.get("lineage", "")),

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from headrace import clock
-from headrace.errors import DefiniteFailure, HeadraceError, UndefinedError
+from headrace.errors import DefiniteFailure, HeadraceError, UndefinedError, ViewStopped
 from headrace.forwarder.stream import Stream
 from headrace.runtime import views
 from headrace.runtime.engine_state import EngineState
@@ -24,6 +24,8 @@ from headrace.runtime.views import View
 from headrace.sql import views as catalog
 from headrace.sql.status import CursorState
 
+_LOOK_S: Final = 0.1
+"""Seconds between two looks for the view that has replaced another."""
 _LEAD_S: Final = 10.0
 """Seconds after which a new view need not lead to be there: the others may be too busy."""
 
@@ -38,10 +40,14 @@ class _Waiter:
 @dataclass(slots=True)
 class _Adopted:
     view_id: int
+    table_oid: int
+    """The result table, which a view keeps when a resync gives it another id."""
     txid: int
     future: Future[None]
     reached_at: float | None = None
     """When it had the txid, on the monotonic clock."""
+    look_at: float = 0.0
+    """When to look for the view that has replaced it, on the monotonic clock."""
 
 
 class PositionWaits:
@@ -68,10 +74,13 @@ class PositionWaits:
         self.check()
         return future
 
-    def adopted(self, view_id: int, txid: int) -> Future[None]:
-        """Return a future that is done once the adopted view has reached ``txid``."""
+    def adopted(self, view: View, txid: int) -> Future[None]:
+        """Return a future that is done once the adopted view has reached ``txid``.
+
+        If a resync replaces the view meanwhile, the future is that of the view in its place.
+        """
         future: Future[None] = Future()
-        self._adopted.append(_Adopted(view_id, txid, future))
+        self._adopted.append(_Adopted(view.id, view.target.oid, txid, future))
         return future
 
     def caught_up(self) -> None:
@@ -80,6 +89,9 @@ class PositionWaits:
         for waiting in self._adopted:
             view = self._state.views.get(waiting.view_id)
             if view is None:
+                if self._is_replaced(waiting):
+                    left.append(waiting)
+                    continue
                 waiting.future.set_exception(
                     UndefinedError("the view was dropped", sqlstate="42P01")
                 )
@@ -94,6 +106,19 @@ class PositionWaits:
                 left.append(waiting)
         self._adopted = left
         self.check()
+
+    def _is_replaced(self, waiting: _Adopted) -> bool:
+        """Return whether the view exists under another id, which is waited for from now on.
+
+        The worker may know it only later, when the resync has it adopted.
+        """
+        if clock.monotonic() < waiting.look_at:
+            return True
+        waiting.look_at = clock.monotonic() + _LOOK_S
+        found = catalog.of_table(self._state.owner.conn, waiting.table_oid)
+        if found is not None:
+            waiting.view_id = found
+        return found is not None
 
     def _leads(self, view: View, waiting: _Adopted) -> bool:
         """Return whether a view has reached its txid, and leads or has had time to do so.
@@ -156,7 +181,7 @@ class PositionWaits:
 def _stopped(view: View) -> HeadraceError | None:
     """Return why ``view`` will not advance; None: it runs."""
     if view.cursor is None:
-        return DefiniteFailure(
+        return ViewStopped(
             f"view {view.target.shown} has stopped",
             detail=view.message,
             hint=views.resync_hint(view),

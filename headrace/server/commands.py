@@ -15,9 +15,8 @@ from typing import Any, Final, Protocol
 import msgspec
 import structlog
 
-from headrace import clock
+from headrace import clock, errors
 from headrace.config import Settings
-from headrace.errors import TransientError, UserError
 from headrace.postgres.tokens import identifier
 from headrace.server.context import CallContext
 from headrace.server.messages import ResultSet
@@ -170,14 +169,14 @@ class Commands:
     def _counted(self, caller: str, size: int) -> Iterator[None]:
         """Count a call of a role, with ``size`` bytes of text, as running while inside."""
         if self._per_role_max and self._under_way[caller] >= self._per_role_max:
-            raise UserError(
+            raise errors.UserError(
                 f'role "{caller}" has {self._under_way[caller]} calls under way and may'
                 " have no more",
                 hint="Wait for some, or have the setting commands_per_role_max raised.",
                 sqlstate="53400",
             )
         if self._under_way[caller] and self._bytes[caller] + size > ROLE_BYTES_MAX:
-            raise UserError(
+            raise errors.UserError(
                 f'calls of role "{caller}" under way have {self._bytes[caller]} bytes of text and'
                 f" may have no more than {ROLE_BYTES_MAX}",
                 hint="Wait for some.",
@@ -284,7 +283,7 @@ class Commands:
 
     async def _wait_for(self, request: WaitFor) -> None:
         if self._waits is None:
-            raise TransientError("the worker process is not running")
+            raise errors.TransientError("the worker process is not running")
         await self._waits.wait_for(request)
 
     async def _ask(
@@ -293,7 +292,7 @@ class Commands:
         """Send the request to the verb's process, and return its answer."""
         if verb.by == "commander":
             return await self._here[verb.name](request)
-        gone = TransientError(f"the {verb.by} process is not running")
+        gone = errors.TransientError(f"the {verb.by} process is not running")
         by_builder = verb.by == "builder"
         connected = self._builder if by_builder else self._worker
         if connected is None:
@@ -304,8 +303,27 @@ class Commands:
         except TimeoutError as error:
             raise gone from error
         linger = LINGER_S if by_builder else 0.0
-        with self._followed(progress) as followed:
-            return await peer.call(verb.name, request.message(), followed, linger_s=linger)
+        try:
+            with self._followed(progress) as followed:
+                return await peer.call(verb.name, request.message(), followed, linger_s=linger)
+        except errors.ViewStopped as stopped:
+            return await self._refilled(request, stopped)
+
+    async def _refilled(self, request: Request, stopped: errors.ViewStopped) -> dict[str, Any]:
+        """Wait for the refill of a view that has stopped just after a call filled it.
+
+        Raises:
+            ViewStopped: it is not refilled automatically.
+        """
+        if self._waits is None or not isinstance(request, ViewRequest) or request.unasked:
+            raise stopped
+        again = WaitFor(request.name, caller=request.caller, settings=request.settings)
+        try:
+            await self._waits.wait_for(again)
+        except errors.HeadraceError:
+            raise stopped from None
+        why = f": {stopped.detail}" if stopped.detail else ""
+        return {"notice": f"{stopped.message} meanwhile, and was filled again{why}"}
 
     @contextlib.contextmanager
     def _followed(
@@ -350,7 +368,7 @@ def _request(
     for parameter in verb.parameters:
         if arguments.get(parameter.name) is None:
             if parameter.required:
-                raise UserError(
+                raise errors.UserError(
                     f'argument "{parameter.name}" of {invocation.procedure} must not be null',
                     sqlstate="22004",
                 )

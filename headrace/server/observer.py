@@ -162,13 +162,13 @@ class Observer:
             await asyncio.sleep(_LOOK_S)
 
     async def _put(self, works: list[Holding], found: Held, conn: held.AsyncConnection) -> None:
-        self._stored = None  # unknown if the write fails
+        self._stored = None  # unknown if the write fails, or leaves a view out
         self._works = True
         # Taken now, because their ages are stored as times: connecting may have taken long.
         works = [*works, *self._fillings()]
-        self._sources = await held.put(conn, works, *found)
+        self._sources, whole = await held.put(conn, works, *found)
         self._works = bool(works)
-        self._stored = found
+        self._stored = found if whole else None
 
     async def _writing(self, write: Callable[[held.AsyncConnection], Awaitable[None]]) -> None:
         name, source = "headrace samples", self._settings.source

@@ -11,7 +11,8 @@ import psycopg
 
 AsyncConnection = psycopg.AsyncConnection[Any]
 
-# An unchanged row is not written again; work that has started again is.
+# An unchanged row is not written again; work that has started again is.  A view that is being
+# dropped or resynced is left out: its new row would break the foreign key once that is committed.
 _PUT: Final = """
 WITH wanted AS (
     SELECT DISTINCT ON (t.view_id, t.kind) t.view_id, t.kind, t.what,
@@ -39,16 +40,24 @@ WITH wanted AS (
      WHERE NOT EXISTS (SELECT FROM wanted w WHERE w.view_id = h.view_id AND w.kind = h.kind)
        AND NOT EXISTS (SELECT FROM lagging l WHERE l.view_id = h.view_id AND l.kind = h.kind)
        AND NOT EXISTS (SELECT FROM cursors c WHERE c.view_id = h.view_id AND c.kind = h.kind)
-       AND NOT EXISTS (SELECT FROM away a WHERE a.view_id = h.view_id AND a.kind = h.kind))
-INSERT INTO headrace.held AS h (view_id, kind, what, since, lsn)
-SELECT w.view_id, w.kind, w.what, w.since, w.lsn FROM wanted w
- UNION ALL SELECT l.view_id, l.kind, l.what, l.since, l.lsn FROM lagging l
- UNION ALL SELECT c.view_id, c.kind, c.what, clock_timestamp(), NULL FROM cursors c
- UNION ALL SELECT a.view_id, a.kind, a.what, clock_timestamp(), NULL FROM away a
-    ON CONFLICT (view_id, kind) DO UPDATE SET what = EXCLUDED.what, since = EXCLUDED.since, lsn = EXCLUDED.lsn
- WHERE h.what <> EXCLUDED.what OR h.lsn IS DISTINCT FROM EXCLUDED.lsn
-    OR h.kind IN ('work', 'population') AND abs(extract(epoch FROM EXCLUDED.since - h.since))
-       > CASE WHEN h.kind = 'work' THEN 3 ELSE 0.1 END"""
+       AND NOT EXISTS (SELECT FROM away a WHERE a.view_id = h.view_id AND a.kind = h.kind)),
+ told AS (
+    SELECT w.view_id, w.kind, w.what, w.since, w.lsn FROM wanted w
+     UNION ALL SELECT l.view_id, l.kind, l.what, l.since, l.lsn FROM lagging l
+     UNION ALL SELECT c.view_id, c.kind, c.what, clock_timestamp(), NULL FROM cursors c
+     UNION ALL SELECT a.view_id, a.kind, a.what, clock_timestamp(), NULL FROM away a),
+ present AS (
+    SELECT v.id FROM headrace.views v WHERE v.id IN (SELECT t.view_id FROM told t)
+       FOR KEY SHARE SKIP LOCKED),
+ put AS (
+    INSERT INTO headrace.held AS h (view_id, kind, what, since, lsn)
+    SELECT t.view_id, t.kind, t.what, t.since, t.lsn FROM told t JOIN present p ON p.id = t.view_id
+        ON CONFLICT (view_id, kind) DO UPDATE SET what = EXCLUDED.what, since = EXCLUDED.since, lsn = EXCLUDED.lsn
+     WHERE h.what <> EXCLUDED.what OR h.lsn IS DISTINCT FROM EXCLUDED.lsn
+        OR h.kind IN ('work', 'population') AND abs(extract(epoch FROM EXCLUDED.since - h.since))
+           > CASE WHEN h.kind = 'work' THEN 3 ELSE 0.1 END)
+SELECT EXISTS (SELECT FROM headrace.origins),
+       NOT EXISTS (SELECT FROM told t WHERE t.view_id NOT IN (SELECT p.id FROM present p))"""
 _SOURCES: Final = """
 SELECT string_agg(format('%s %s', name, state), ', ' ORDER BY name), bool_and(state IN ('running', 'starting'))
   FROM headrace.origins"""
@@ -110,13 +119,17 @@ async def put(
     works: Sequence[Holding],
     behind: Sequence[Behind],
     cursors: Sequence[PublishedCursor],
-) -> bool:
-    """Store what blocks or delays views; return whether there are sources."""
+) -> tuple[bool, bool]:
+    """Store what blocks or delays views.
+
+    Return whether there are sources, and whether everything is stored: views that another session
+    drops or resyncs now are left out.
+    """
     values = {"works": works, "behind": behind, "cursors": cursors}
-    await conn.execute(_PUT, {k: msgspec.json.encode(v).decode() for k, v in values.items()})
-    row = await (await conn.execute("SELECT EXISTS (SELECT FROM headrace.origins)")).fetchone()
+    told = {k: msgspec.json.encode(v).decode() for k, v in values.items()}
+    row = await (await conn.execute(_PUT, told)).fetchone()
     assert row is not None, "it has no FROM"
-    return bool(row[0])
+    return bool(row[0]), bool(row[1])
 
 
 async def put_facts(conn: AsyncConnection, told: Sequence[Fact]) -> None:

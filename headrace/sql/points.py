@@ -107,14 +107,6 @@ def read_by(conn: Connection, view_id: int) -> list[Point]:
     return [Point(*row) for row in rows]
 
 
-def view_of(conn: Connection, result_oid: int) -> int | None:
-    """Return the id of the view with that result table, or None."""
-    row = conn.execute(
-        "SELECT v.id FROM headrace.views v WHERE v.result_oid = %s::bigint::oid", (result_oid,)
-    ).fetchone()
-    return None if row is None else int(row[0])
-
-
 def fed(conn: Connection, name: str) -> list[str]:
     """Return the views that read from the point called ``name``, qualified and quoted."""
     rows = conn.execute(

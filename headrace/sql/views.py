@@ -272,6 +272,14 @@ def of_id(conn: Connection, view_id: int) -> ViewRow | None:
         return cursor.execute(_OF_ID, (view_id,)).fetchone()
 
 
+def of_table(conn: Connection, table_oid: int) -> int | None:
+    """Return the id of the view with that result table, or None."""
+    row = conn.execute(
+        "SELECT v.id FROM headrace.views v WHERE v.result_oid = %s::bigint::oid", (table_oid,)
+    ).fetchone()
+    return None if row is None else int(row[0])
+
+
 def find_index(conn: Connection, name: str, path: Sequence[str]) -> IndexRow | None:
     """Return the index of that name on the table of a view, as ``find``."""
     with conn.cursor(row_factory=class_row(IndexRow)) as cursor:

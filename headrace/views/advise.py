@@ -274,7 +274,7 @@ def _below(plan: p.PhysicalPlan, name: str) -> frozenset[str]:
 
 def _points(conn: Connection, planned: Planned, caller: str | None) -> Iterator[Row]:
     for oid in sorted(planned.results):
-        number = points.view_of(conn, oid)
+        number = views.of_table(conn, oid)
         view = None if number is None else views.of_id(conn, number)
         if view is None or not names.acts_for_owner(conn, view, caller):
             continue

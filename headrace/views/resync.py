@@ -401,6 +401,10 @@ class Resync(Population):
         catalog.renew(
             conn, (self._view.id, self._view_id), self._planned, oid, self._query, owner=moved
         )
+        as_before = self._query is None and moved is None and not self._doubted
+        # Its row is locked now, so it cannot stop any more.
+        if as_before and states.is_sound(conn, self._view_id):
+            facts["replaces"] = self._view.id
         if self._kept is not None:
             same = self._replaced is not None and self._replaced.noted
             history.go_on(conn, self._kept, oid, anew=not same)

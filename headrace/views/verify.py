@@ -50,7 +50,7 @@ from headrace.postgres.connect import Connection
 from headrace.postgres.failures import as_headrace
 from headrace.postgres.settings import EVALUATION, OUTPUT, PINNED_SETTINGS
 from headrace.sink import table
-from headrace.sql import points, progress, views, watched
+from headrace.sql import progress, views, watched
 from headrace.sql.verbs import VerifyView
 from headrace.sql.views import StoredView, ViewRow
 from headrace.types import FIXED, NUMERIC
@@ -170,7 +170,7 @@ def _subject(context: JobContext, job: Job, conn: Connection, request: VerifyVie
 def _tables_read(conn: Connection, physical: plan.PhysicalPlan) -> Iterator[int]:
     yield from (source.table_oid for source in physical.sources)
     for feed in physical.feeds:
-        view_id = points.view_of(conn, feed.table_oid)
+        view_id = views.of_table(conn, feed.table_oid)
         stored = None if view_id is None else views.stored(conn, view_id)
         if stored is not None:
             yield from _tables_read(conn, plan.from_json(stored.plan))
@@ -181,7 +181,7 @@ def _left_open(conn: Connection, physical: plan.PhysicalPlan) -> tuple[Open, boo
     grouped = any(isinstance(node, _LOOSE) for node in physical.nodes)
     fed: dict[str, Open] = {}
     for feed in physical.feeds:
-        view_id = points.view_of(conn, feed.table_oid)
+        view_id = views.of_table(conn, feed.table_oid)
         stored = None if view_id is None else views.stored(conn, view_id)
         if stored is not None:
             fed[feed.id], below = _left_open(conn, plan.from_json(stored.plan))

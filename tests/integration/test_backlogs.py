@@ -74,6 +74,8 @@ def engine(database, start_engine, traps, request):
             commander.execute("CALL headrace.pause_view(%s)", (LATE,))
         for _ in range(CHANGES):
             source.execute("UPDATE t SET v = v + 1")
+            # Otherwise a batch could have two changes, and no row with the value between them.
+            source.execute("CALL headrace.wait_for('probe')")
         # Otherwise Postgres estimates rows by the size of the file, most of which is dead.
         source.execute("ANALYZE t")
     return made

@@ -15,7 +15,9 @@ from headrace.errors import (
     UnsupportedError,
 )
 from headrace.population import populate, stacking
-from headrace.sql import points
+from headrace.sql import views
+from headrace.sql.verbs import AlterView, ResyncView
+from headrace.views import alter, resync
 from tests.population.conftest import Bench
 
 BELOW = "SELECT region, count(*) AS n FROM customers GROUP BY region"
@@ -155,8 +157,8 @@ def test_a_plan_below_that_has_changed_since(bench, below):
 
 def test_a_view_below_that_is_replaced_before_the_end(bench, below, monkeypatch):
     """Its rows were read, but they may have been wrong: a call may have asked for the resync."""
-    real, later = points.view_of, 0
-    monkeypatch.setattr(points, "view_of", lambda conn, oid: real(conn, oid) + later)
+    real, later = views.of_table, 0
+    monkeypatch.setattr(views, "of_table", lambda conn, oid: real(conn, oid) + later)
 
     def replace(_: object) -> Any:
         nonlocal later
@@ -167,6 +169,28 @@ def test_a_view_below_that_is_replaced_before_the_end(bench, below, monkeypatch)
     assert not over(bench)[0]
     assert below.manifest["feeds"] == {}
     assert bench.worker.methods.count("attached") == 0
+
+
+@pytest.mark.parametrize(
+    ("asked", "status", "right"),
+    [(False, "running", True), (False, "error", False), (True, "running", False)],
+    ids=["it lagged", "it had stopped", "a call"],
+)
+def test_a_resync_tells_whether_the_rows_before_were_right(bench, below, asked, status, right):
+    bench.conn.execute("UPDATE headrace.views SET status = %s", (status,))
+    [before] = bench.conn.execute("SELECT id FROM headrace.views").fetchone()
+    because = None if asked else "it lagged"
+    request = ResyncView("public.v", because=because, unasked=not asked)
+    resync.resync_view(bench.context, bench.job(), request)
+    assert below.manifest.get("replaces", 0) == (before if right else 0)
+    assert below.manifest["doubted"] is asked
+
+
+def test_an_altered_view_has_other_rows(bench, below):
+    query = "SELECT region, 0 AS n FROM public.customers GROUP BY region"
+    request = AlterView("public.v", query)
+    alter.alter_view(bench.context, bench.job(), request)
+    assert "replaces" not in below.manifest
 
 
 def test_a_view_below_that_cannot_be_written_meanwhile(bench, below, monkeypatch):

@@ -10,7 +10,7 @@ import contextlib
 import json
 import shutil
 import threading
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -179,8 +179,12 @@ def create_view(
     *,
     between: Callable[[], None] = lambda: None,
     adopt: bool = True,
+    more: Mapping[str, object] | None = None,
 ) -> int:
-    """Populate and adopt a view; ``between`` runs after the snapshot, before the adoption."""
+    """Populate and adopt a view; ``between`` runs after the snapshot, before the adoption.
+
+    ``more``: other facts of the population, as ``fed_by``.
+    """
     settings = running.settings
     running.engine.running.wait(PATIENCE_S)
     hold = running.hold(name)
@@ -197,7 +201,9 @@ def create_view(
     folder = settings.staging_dir / str(view_id)
     folder.mkdir(parents=True)
     runs = ["0.sst"] if write_run(folder / "0.sst", store.dump(), pack=True) else []
-    facts = {"view_id": view_id, "txid": hold.txid, "lsn": hold.lsn, "start_lsn": lsn}
+    facts = {"view_id": view_id, "txid": hold.txid, "lsn": hold.lsn, "start_lsn": lsn} | dict(
+        more or {}
+    )
     (folder / "manifest.json").write_text(
         json.dumps({**facts, "runs": runs, "format": layout.FORMAT})
     )

@@ -1,0 +1,101 @@
+"""A view is replaced by a resync while a call waits for it, or while another is filled from it."""
+
+from __future__ import annotations
+
+import shutil
+
+import psycopg
+import pytest
+
+from headrace.errors import UndefinedError, ViewStopped
+from tests.compared import differs, status_of
+from tests.runtime.harness import ITEMS, create_view, settle, source_plan
+from tests.waiting import PATIENCE_S
+
+QUERY = "SELECT * FROM items"
+TABLES = ITEMS
+
+
+def replace(running, source, database, before: int, **more: object) -> int:
+    """Fill a view anew as a resync does, under another id; it is not adopted yet."""
+    physical = source_plan(source, "items")
+    made = create_view(running, database, "filler", physical, QUERY, adopt=False, more=more)
+    with source.transaction():
+        source.execute("DELETE FROM headrace.views WHERE id = %s", (made,))
+        source.execute("UPDATE headrace.views SET id = %s WHERE id = %s", (made, before))
+        source.execute(
+            "INSERT INTO headrace.progress (view_id, txid, lsn) VALUES (%s, %s, '0/0')",
+            (made, running.book.position.txid),
+        )
+    return made
+
+
+def adopt(running, view_id: int):
+    return running.on(lambda: running.engine.lifecycle.adopt(view_id))
+
+
+@pytest.fixture
+def waited(source, start, database):
+    """A view that cannot catch up because of a lock, and the future of the call that waits."""
+    running = start()
+    create_view(running, database, "other", source_plan(source, "items"), QUERY)
+    view = create_view(running, database, "v", source_plan(source, "items"), QUERY, adopt=False)
+    source.execute("INSERT INTO items VALUES (100, 'more', 0.50)")
+    settle(running, source)
+    with psycopg.connect(database) as locker:
+        locker.execute("LOCK TABLE v IN SHARE MODE")
+        yield running, view, adopt(running, view), locker
+
+
+def forget(running, view_id: int) -> None:
+    running.on(lambda: running.engine.leaving.forget(view_id))
+
+
+def test_the_call_waits_for_the_view_in_its_place(waited, source, database):
+    running, view, future, locker = waited
+    source.execute("DELETE FROM headrace.progress WHERE view_id = %s", (view,))
+    made = replace(running, source, database, view)
+    forget(running, view)
+    locker.rollback()
+    settle(running, source)
+    assert not future.done()  # nobody has had the other adopted
+    source.execute("TRUNCATE v")
+    source.execute("INSERT INTO v TABLE items")
+    adopt(running, made).result(PATIENCE_S)
+    assert future.result(PATIENCE_S) is None
+    settle(running, source)
+    assert differs(source, "v", QUERY) == []
+
+
+def test_the_call_fails_if_the_view_is_dropped(waited, source):
+    running, view, future, locker = waited
+    locker.rollback()
+    source.execute("DELETE FROM headrace.views WHERE id = %s", (view,))
+    forget(running, view)
+    with pytest.raises(UndefinedError):
+        future.result(PATIENCE_S)
+
+
+@pytest.mark.parametrize("adopted", [True, False], ids=["adopted", "staged"])
+@pytest.mark.parametrize("right", [True, False], ids=["right", "unknown"])
+def test_a_view_that_was_filled_from_it(source, start, database, right, adopted):
+    running = start()
+    physical = source_plan(source, "items")
+    below = create_view(running, database, "v", physical, QUERY)
+    above = create_view(
+        *(running, database, "w", physical, QUERY), adopt=False, more={"fed_by": [below]}
+    )
+    source.execute("DELETE FROM headrace.progress WHERE view_id = %s", (below,))
+    made = replace(running, source, database, below, replaces=below if right else 0)
+    if adopted:
+        adopt(running, made).result(PATIENCE_S)
+        shutil.rmtree(running.settings.staging_dir / str(made))
+    future = adopt(running, above)
+    if right:
+        future.result(PATIENCE_S)
+        settle(running, source)
+        assert differs(source, "w", QUERY) == []
+        return
+    with pytest.raises(ViewStopped):
+        future.result(PATIENCE_S)
+    assert status_of(source, "w")[:2] == ("error", "55H02")
