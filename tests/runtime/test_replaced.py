@@ -58,7 +58,7 @@ def test_the_call_waits_for_the_view_in_its_place(waited, source, database):
     forget(running, view)
     locker.rollback()
     settle(running, source)
-    assert not future.done()  # nobody has had the other adopted
+    assert not future.done()  # the view in its place is not adopted yet
     source.execute("TRUNCATE v")
     source.execute("INSERT INTO v TABLE items")
     adopt(running, made).result(PATIENCE_S)

@@ -1,4 +1,4 @@
-"""What is written about all views, while another session drops or resyncs one of them."""
+"""Rows that are written about all views, while another session drops or resyncs one of them."""
 
 from __future__ import annotations
 
