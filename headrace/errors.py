@@ -75,8 +75,11 @@ class Repair:
         return f"{self.step}{self.then.value}" if self.step else _NO_STEP
 
 
-_ABOUT_DATA: Final = ("20", "21", "22", "23", "38", "39", "44", "P0")
-"""Classes of SQLSTATE of which a server's texts may quote values."""
+_NOT_ABOUT_DATA: Final = frozenset(
+    ("08", "0A", "25", "28", "34", "3D", "3F", "40", "42", "53", "54", "55", "57", "58", "XX")
+)
+"""Classes of SQLSTATE of which no text of a server quotes values: about names, locks, limits and the
+like.  A user's function may raise any other."""
 _WITHHELD: Final = "the query failed on a row"
 _WITHHELD_DETAIL: Final = (
     "The row is not shown, because the view's owner may not be allowed to see it. A role that sees"
@@ -141,7 +144,7 @@ class HeadraceError(Exception):
 
         Those are the texts of a server about data, or of a user's function.
         """
-        if self.code[:2] in _ABOUT_DATA:
+        if self.code[:2] not in _NOT_ABOUT_DATA:
             # Postgres names constraints in the message, and values in the detail.
             message = self.message if self.code.startswith("23") else _WITHHELD
             return self.again(message=message, detail=_WITHHELD_DETAIL, culprit=None)

@@ -83,3 +83,22 @@ def is_hint(node: ast.AST) -> bool:
 )
 def test_that_check(code, expected):
     assert any(map(reads_text, ast.walk(ast.parse(code)))) is expected
+
+
+@pytest.mark.parametrize(
+    ("code", "withheld"),
+    [
+        ("22P02", True),  # invalid input: the text of a value
+        ("P0001", True),  # RAISE in a function of a user
+        ("AB123", True),  # the same with a code of its own
+        ("2201B", True),
+        ("42P01", False),  # the name of a table
+        ("55P03", False),
+        ("55H05", False),
+        ("57014", False),
+    ],
+)
+def test_texts_about_hidden_rows_are_withheld(code, withheld):
+    shown = DefiniteFailure("no secret", detail="Of secret.", sqlstate=code).without_values()
+    assert shown.code == code
+    assert ("secret" not in f"{shown.message} {shown.detail}") is withheld
