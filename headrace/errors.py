@@ -78,8 +78,8 @@ class Repair:
 _NOT_ABOUT_DATA: Final = frozenset(
     ("08", "0A", "25", "28", "34", "3D", "3F", "40", "42", "53", "54", "55", "57", "58", "XX")
 )
-"""Classes of SQLSTATE of which no text of a server quotes values: about names, locks, limits and the
-like.  A user's function may raise any other."""
+"""Classes of SQLSTATE of which no text of a server quotes values: they are about names, locks,
+limits and the like.  A user's function may raise any other."""
 _WITHHELD: Final = "the query failed on a row"
 _WITHHELD_DETAIL: Final = (
     "The row is not shown, because the view's owner may not be allowed to see it. A role that sees"

@@ -20,6 +20,10 @@ recorded end LSNs instead.
 A caller that waits for a position (``hurry``) need not wait for the interval: the batch that has
 everything before it is closed at once.  While ``single`` is on, every transaction is a separate
 batch, so that any position is a boundary between two batches.
+
+Batches may also have to end at certain positions (``divide``).  A position that is not known yet is
+that of a snapshot which is being made.  Until it is known, transactions stay apart.  If the engine
+cannot take them one by one, the oldest are joined: the position is rarely that old.
 """
 
 from __future__ import annotations
@@ -27,7 +31,7 @@ from __future__ import annotations
 import math
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Protocol
@@ -78,9 +82,13 @@ class Batch:
     commit_time_us: int = 0
     """Commit time of its last transaction, in microseconds since 2000-01-01."""
     transactions: int = 0
+    first_lsn: int = 0
+    """End LSN of its first transaction; 0: unknown."""
     messages: int = 0
     size: int = 0
     """Bytes in memory."""
+    apart: bool = False
+    """Whether it may be joined with its neighbours, if they may be, too."""
     txid: int | None = None
     """The recorded txid during replay."""
     first: int | None = None
@@ -98,6 +106,22 @@ class Batch:
                 continue
             for start in range(0, len(part), _CHUNK_MESSAGES):
                 yield part[start : start + _CHUNK_MESSAGES]
+
+    def add(self, after: Batch) -> None:
+        """Add the transactions of the batch after this one."""
+        if not self.transactions:
+            self.first_lsn = after.first_lsn
+        self.end_lsn, self.commit_time_us = after.end_lsn, after.commit_time_us
+        self.transactions += after.transactions
+        self.messages += after.messages
+        self.size += after.size
+        times = [us for us in (self.oldest_us, after.oldest_us) if us]
+        self.oldest_us = min(times, default=0)  # the source's clock may go back
+        for part in after.parts:
+            if self.parts and isinstance(part, list) and isinstance(self.parts[-1], list):
+                self.parts[-1] += part
+            else:
+                self.parts.append(part)
 
     @property
     def spooled(self) -> bool:
@@ -163,6 +187,8 @@ class Batcher:
         self._kept_alive = 0
         self._urgent = 0
         self._single = False
+        self._ends: Collection[int] = ()
+        self._apart_s: float | None = None
         self._buffered = 0
         # The transaction being received; used by the stream thread only.
         self._tx: list[bytes] = []
@@ -267,6 +293,7 @@ class Batcher:
                 return False
             if not self._closed:
                 self._close_open()
+            self._join()
             batch = self._closed[0]  # other threads only append
         if batch.txid is not None or not keep(batch):
             return False
@@ -290,6 +317,18 @@ class Batcher:
         with self._lock:
             self._single = on
             if on and self._open.transactions and not self._cuts:
+                self._close_open()
+            self._lock.notify_all()
+
+    def divide(self, ends: Collection[int], apart_s: float | None) -> None:
+        """Let batches end at ``ends`` from now on, and at one that is not known yet.
+
+        ``apart_s``: seconds for which transactions are not joined because of that one; None: there
+        is none.
+        """
+        with self._lock:
+            self._ends, self._apart_s = ends, apart_s
+            if apart_s is not None and self._open.transactions and not self._cuts:
                 self._close_open()
             self._lock.notify_all()
 
@@ -387,9 +426,13 @@ class Batcher:
     def _accept(self, end_lsn: int, time_us: int) -> None:
         while self._cuts and self._cuts[0].end_lsn < end_lsn:
             self._close_open(self._cuts.popleft())
+        if self._is_divided(self._open, end_lsn) and not self._cuts:
+            self._close_open()
         batch = self._open
         if batch.transactions == 0:
             batch.opened_at = clock.monotonic()
+            batch.first_lsn = end_lsn
+            batch.apart = self._apart_s is not None and not self._single
         # The source's clock may go back.
         batch.oldest_us = min(batch.oldest_us or time_us, time_us)
         batch.transactions += 1
@@ -408,9 +451,33 @@ class Batcher:
             if self._cuts[0].end_lsn == end_lsn:
                 self._close_open(self._cuts.popleft())
         elif policy.is_complete(
-            batch.messages, self._rows_max, alone=batch.spooled or self._single
+            batch.messages, self._rows_max, alone=batch.spooled or self._single or batch.apart
         ):
             self._close_open()
+
+    def _is_divided(self, batch: Batch, end_lsn: int) -> bool:
+        """Return whether a batch must end before the transaction that ends at ``end_lsn``."""
+        return any(batch.end_lsn <= end < end_lsn for end in self._ends) and batch.transactions > 0
+
+    def _join(self) -> None:
+        """Join the first closed batch with those after it, as far as they need not stay apart.
+
+        Batches of transactions that were kept apart wait here if the engine is too slow for them.
+        """
+        first = self._closed[0]
+        apart_s = self._apart_s
+        latest = math.inf if apart_s is None else clock.monotonic() - apart_s
+        while first.apart and len(self._closed) > 1:
+            after = self._closed[1]
+            complete = policy.is_complete(
+                first.messages + after.messages, self._rows_max, alone=after.spooled
+            )
+            if not after.apart or complete or after.opened_at > latest:
+                return
+            if first.spooled or self._is_divided(first, after.end_lsn):
+                return
+            first.add(after)
+            del self._closed[1]
 
     def _close_open(self, cut: Cut | None = None) -> None:
         if cut is not None:
@@ -435,6 +502,7 @@ class Batcher:
         """Remove and return the next batch."""
         if not self._closed:
             self._close_open()
+        self._join()
         batch = self._closed.popleft()
         self._buffered -= batch.size
         self._note_idle()

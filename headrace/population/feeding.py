@@ -107,15 +107,16 @@ class Feeding:
         if not stacking.fits(node, lower):
             raise tables.changed(self._source)
 
-    def tap(self, *, cuts: bool) -> None:
+    def tap(self, apart_s: float | None) -> None:
         """Capture what the feeding view writes from now on, before a snapshot is made.
 
-        ``cuts``: whether the rows must be those of exactly that snapshot.
+        ``apart_s``: given if the rows must be those of exactly that snapshot (``apart_s`` in
+        ``snapshot.py``).
 
         Raises:
             SnapshotLost: the feeding view does not run any more.
         """
-        about = {"view_id": self.view_id, "job": self._job.name, "cuts": cuts}
+        about = {"view_id": self.view_id, "job": self._job.name, "apart_s": apart_s}
         try:
             self._path = Path(self._worker.call("tap", about)["path"])
         except (DefiniteFailure, UserError) as error:

@@ -261,8 +261,7 @@ class Population(Loader):
                 beyond = origins.standing_in(
                     conn, [source.table_oid for source in self._planned.loaded.sources]
                 )
-            number = f"{job.name}_{attempt}"
-            loaded, taken, snapshot = self._at_snapshot(staged, beyond, number, place)
+            loaded, taken, snapshot = self._at_snapshot(staged, beyond, attempt, place)
             rows, write_states = loaded
             facts = {"view_id": self._view_id, **position, "start_lsn": int(snapshot.ref.start_lsn)}
             with self._connect() as conn:
@@ -279,7 +278,7 @@ class Population(Loader):
         self,
         staged: Staging,
         beyond: dict[int, StandIn],
-        number: str,
+        attempt: int,
         place: contextlib.ExitStack,
     ) -> tuple[Loaded, Facts, Snapshot]:
         """Load the rows of a snapshot, together with snapshots of the sources of ``beyond``.
@@ -290,6 +289,7 @@ class Population(Loader):
         """
         job, settings, planned = self._job, self._settings, self._planned
         mixed = bool(self._feedings and planned.loaded.sources)
+        apart_s = snapshots.apart_s(attempt) if mixed else None
         endless = not settings.population_lock_wait_ms
         limit_s = max(self._wait_until - clock.monotonic(), 0.0)
         if beyond:
@@ -298,10 +298,12 @@ class Population(Loader):
             if (beyond or mixed) and endless:
                 snapshots.wait_for_writers(job, self._dsn)
             with contextlib.ExitStack() as kept, contextlib.ExitStack() as joined:
-                held = elsewhere.hold_snapshots(job, settings, beyond, f"{number}_{again}")
+                held = elsewhere.hold_snapshots(
+                    job, settings, beyond, f"{job.name}_{attempt}_{again}"
+                )
                 self._elsewhere, standing = kept.enter_context(held)
                 for fed in self._feedings:
-                    fed.tap(cuts=mixed)
+                    fed.tap(apart_s)
                 try:
                     group = self._context.snapshots.join(job, settings, limit_s)
                     snapshot = joined.enter_context(group)

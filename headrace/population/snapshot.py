@@ -61,6 +61,16 @@ SELECT pg_catalog.format('transaction of %%s (%%s), started %%s', role, id, coal
   FROM found ORDER BY since LIMIT %(most)s"""
 
 
+def apart_s(attempt: int) -> float:
+    """Return for how many seconds a worker keeps transactions apart until it knows the position.
+
+    The position must be a boundary between two batches.  It is known when the slot has been made,
+    soon after the server has written it.  Other views wait this long if the worker is too slow for
+    batches of one transaction, so that only later attempts take long.
+    """
+    return float(4 ** (attempt - 1))
+
+
 @dataclass(frozen=True, slots=True)
 class SnapshotRef:
     """Reference by which a reader, on any machine, joins the snapshot."""

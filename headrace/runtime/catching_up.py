@@ -441,9 +441,7 @@ class CatchingUp:
         if worked_s >= self._state.settings.slow_batch_ms / 1000:
             # A group whose coalesced batch was slow stays longer.
             self.slow.prolong(v for v in coalesced.views if v.id in outcome.touched)
-        job = self._intake.finished(
-            outcome, coalesced.views, coalesced.needed, batch.end_lsn, batch.transactions
-        )
+        job = self._intake.finished(outcome, coalesced.views, coalesced.needed, batch)
         batch.close()
         if coalesced.views:
             self._job.put(job)

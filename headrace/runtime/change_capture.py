@@ -1,9 +1,10 @@
 """Change capture: records what is written into one result table, for ``verify_view``.
 
 ``verify_view`` reads a table at some txid, and the view's query at a snapshot a little later. The
-diffs between the two come from a tap. While a tap is *cutting*, every source transaction is a batch
-of its own, so that the snapshot's position is a boundary between two batches.  A population that
-reads only the tables of other views needs no such boundary (``population/feeding.py``).
+diffs between the two come from a tap. While a tap is *cutting*, the snapshot is being made. Source
+transactions are kept apart for some time, so that its position becomes a boundary between two
+batches.  A population that reads only the tables of other views needs no such boundary
+(``population/feeding.py``).
 
 * Invariant 1: a tap has the diffs of every txid that its view has passed since ``begin``, once.
 * Invariant 2: ``position`` of a tap that cuts answers only if no batch has transactions on both
@@ -39,7 +40,12 @@ class _Batch:
     txid: int
     end_lsn: int
     transactions: int
+    first_lsn: int
     instant: int
+
+    def crosses(self, lsn: int) -> bool:
+        """Return whether it may have transactions on both sides of ``lsn``."""
+        return self.transactions > 1 and self.first_lsn <= lsn < self.end_lsn
 
 
 @dataclass(slots=True)
@@ -47,12 +53,12 @@ class _Tap:
     view_id: int
     path: Path
     file: IO[bytes]
-    cuts: bool
-    """Whether a boundary at the position is needed."""
+    apart_s: float | None
+    """For how long transactions are kept apart, if a boundary at the position is needed."""
     cutting_until: float
     """When cutting ends at the latest, on the monotonic clock."""
     cutting_lsn: int | None = None
-    """Position after which cutting ends; None: not known yet."""
+    """The position, as soon as it is known."""
     batches: list[_Batch] = field(default_factory=list)
     passed: set[int] = field(default_factory=set)
     error: HeadraceError | None = None
@@ -65,12 +71,13 @@ class ChangeCapture:
         self._state = state
         self._taps: dict[tuple[str, int], _Tap] = {}
         """By job and view."""
-        self._told: tuple[Stream | None, bool] = (None, False)
+        self._told: tuple[Stream | None, frozenset[int], float | None] = (None, frozenset(), None)
 
-    def begin(self, job: str, view: View, *, cuts: bool) -> Path:
+    def begin(self, job: str, view: View, apart_s: float | None) -> Path:
         """Record what is written for ``view`` from now on; return the path of the COPY text file.
 
-        Its columns are txid, weight and those of the view.  ``cuts``: whether batches must be cut.
+        Its columns are txid, weight and those of the view.  ``apart_s``: for how long transactions
+        are kept apart, so that a batch ends at a position that is not known yet; None: none need.
 
         Raises:
             DefiniteFailure: the view does not run now.
@@ -86,8 +93,8 @@ class ChangeCapture:
         folder = self._state.settings.tmp_dir
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         path = folder / f"tap-{job}-{view.id}.copy"
-        until = clock.monotonic() + CUTTING_S_MAX * cuts
-        self._taps[job, view.id] = _Tap(view.id, path, path.open("wb"), cuts, until)
+        until = clock.monotonic() + CUTTING_S_MAX
+        self._taps[job, view.id] = _Tap(view.id, path, path.open("wb"), apart_s, until)
         self.check()
         return path
 
@@ -99,7 +106,9 @@ class ChangeCapture:
             if tap.view_id != view.id or txid in tap.passed or tap.error:
                 continue
             tap.passed.add(txid)
-            tap.batches.append(_Batch(txid, job.lsn, job.transactions, job.commit_time_us))
+            tap.batches.append(
+                _Batch(txid, job.lsn, job.transactions, job.first_lsn, job.commit_time_us)
+            )
             if diffs is not None and diffs.num_rows:
                 try:
                     tap.file.write(_lines(view, txid, diffs))
@@ -108,7 +117,7 @@ class ChangeCapture:
                     tap.error = TransientError(f"captured changes cannot be written: {error}")
 
     def cut_until(self, job: str, view_id: int, lsn: int) -> None:
-        """Stop cutting once the stream has passed ``lsn``.
+        """Let a batch end at ``lsn``; transactions need not be kept apart for it any more.
 
         Raises:
             TransientError: there is no such tap (any more).
@@ -129,7 +138,7 @@ class ChangeCapture:
         if tap.error:
             raise tap.error
         beyond = next((b for b in tap.batches if b.end_lsn > lsn), None)
-        if tap.cuts and beyond is not None and beyond.transactions > 1:
+        if tap.apart_s is not None and beyond is not None and beyond.crosses(lsn):
             raise TransientError(
                 f"batch {beyond.txid} reaches over {format_lsn(lsn)}", sqlstate="40001"
             )
@@ -169,20 +178,17 @@ class ChangeCapture:
 
     def check(self) -> None:
         """Make the stream cut batches as the taps need; the engine calls this in each cycle."""
-        now = clock.monotonic() if self._taps else 0.0
         stream = self._state.stream
-        # The position may still be in a backlog: cut until it has been cut into a batch.
-        received = 0
-        if self._taps and stream is not None:
-            received = max(stream.batcher.accepted, stream.batcher.idle_lsn)
-        cutting = any(
-            tap.cutting_until > now and (tap.cutting_lsn is None or received < tap.cutting_lsn)
-            for tap in self._taps.values()
-        )
-        if stream is not None and self._told != (stream, cutting):
-            if cutting or self._told == (stream, True):
-                stream.batcher.single(on=cutting)
-            self._told = (stream, cutting)
+        if stream is None:
+            return
+        now = clock.monotonic() if self._taps else 0.0
+        taps = [tap for tap in self._taps.values() if tap.apart_s is not None]
+        ends = frozenset(tap.cutting_lsn for tap in taps if tap.cutting_lsn is not None)
+        unknown = [t for t in taps if t.cutting_lsn is None and now < t.cutting_until]
+        told = (stream, ends, max((t.apart_s or 0.0 for t in unknown), default=None))
+        if told != self._told:
+            stream.batcher.divide(*told[1:])
+            self._told = told
 
     def _tap(self, job: str, view_id: int) -> _Tap:
         tap = self._taps.get((job, view_id))

@@ -33,7 +33,6 @@ from headrace.forwarder.receiver import Origin, PositionGone, Receiver
 from headrace.postgres import connect, decoding_standby
 from headrace.postgres.timeline import Identity
 from headrace.process import faults
-from headrace.runtime.cursor import append
 from headrace.runtime.positions import BatchRecord
 
 _log = structlog.get_logger(__name__)
@@ -313,7 +312,7 @@ class CopiedStream:
                 self._following = found
                 return True
             self._following = None
-            append(self._whole, found)
+            self._whole.add(found)
         return True
 
 

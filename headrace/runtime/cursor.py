@@ -49,7 +49,7 @@ class Cursor(ABC):
         self._tables.facts = facts
         whole = Batch(first=self.txid + 1)
         for batch in self._batches(last):
-            append(whole, batch)
+            whole.add(batch)
         self.txid = whole.txid = last
         instant = whole.commit_time_us
         frames = StreamFrames(whole, self._decoder, last, attempt, self._tables, instant, types)
@@ -58,21 +58,6 @@ class Cursor(ABC):
     @abstractmethod
     def _batches(self, last: int) -> Iterable[Batch]:
         """Iterate over the next batches up to txid ``last``, each cut as it was recorded."""
-
-
-def append(whole: Batch, batch: Batch) -> None:
-    """Add a batch to the one before it."""
-    whole.end_lsn, whole.commit_time_us = batch.end_lsn, batch.commit_time_us
-    whole.transactions += batch.transactions
-    whole.messages += batch.messages
-    whole.size += batch.size
-    if not whole.oldest_us:
-        whole.oldest_us = batch.oldest_us
-    for part in batch.parts:
-        if whole.parts and isinstance(part, list) and isinstance(whole.parts[-1], list):
-            whole.parts[-1] += part
-        else:
-            whole.parts.append(part)
 
 
 class _Tables:

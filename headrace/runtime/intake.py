@@ -114,8 +114,7 @@ class Intake:
             outcome,
             sorted([*behind, *(u for u in woken if isinstance(u, View))], key=lambda v: v.id),
             [*needed, *late, *(u for u in woken if isinstance(u, Shared))],
-            batch.end_lsn,
-            batch.transactions,
+            batch,
             began_s=began_s,
         )
         state.taken = Position(txid, max(batch.end_lsn, state.taken.lsn))
@@ -129,8 +128,7 @@ class Intake:
         outcome: Outcome,
         views: Sequence[View],
         needed: Sequence[Shared],
-        end_lsn: int,
-        transactions: int,
+        batch: Batch,
         *,
         began_s: float = 0.0,
     ) -> CommitJob:
@@ -152,13 +150,14 @@ class Intake:
         return CommitJob(
             frames.txid,
             frames.attempt,
-            end_lsn,
-            transactions,
+            batch.end_lsn,
+            batch.transactions,
             frames.instant,
             tuple(parts),
             tuple(s.id for s in needed if s.mark.txid < frames.txid <= s.processed),
             sum(map(bounds.size_of, outcome.diffs.values())),
             frames.oldest_us,
+            batch.first_lsn,
             began_s,
             clock.monotonic(),
             xids,

@@ -80,6 +80,8 @@ class CommitJob:
     """Bytes of the rows to be written."""
     oldest_us: int = 0
     """Commit time of its first transaction, in the unit of ``commit_time_us``; 0: unknown."""
+    first_lsn: int = 0
+    """End LSN of its first transaction; 0: unknown."""
     began_s: float = 0.0
     """When it was taken, on the monotonic clock; 0: for lagging views."""
     done_s: float = 0.0

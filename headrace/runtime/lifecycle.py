@@ -133,16 +133,16 @@ class Lifecycle:
             view.allow(catalog.latency_ms(self._state.owner.conn, view_id))
             view.story.add("options", kept=view.kept, latency_ms=view.latency_ms)
 
-    def tap(self, view_id: int, job: str, *, cuts: bool) -> Path:
+    def tap(self, view_id: int, job: str, apart_s: float | None) -> Path:
         """Capture what is written to a view from now on; return the file's path.
 
-        ``cuts``: whether a position that is asked for must be a boundary between two batches.
+        ``apart_s``: see ``ChangeCapture.begin``.
 
         Raises:
             UserError: 55000, the view has stopped; 55006, it is being created.
         """
         view = self._known(view_id)
-        path = self._taps.begin(job, view, cuts=cuts)
+        path = self._taps.begin(job, view, apart_s)
         if view.temporal:
             # A batch with a known timestamp must come before any position asked for.
             self._tick()

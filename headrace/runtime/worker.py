@@ -201,9 +201,9 @@ class Worker:
 
     async def _tap(self, params: dict[str, Any], progress: Progress) -> dict[str, Any]:
         view_id, job = int(_need(params, "view_id")), _job(_need(params, "job"))
-        lifecycle, cuts = self._engine.lifecycle, bool(params.get("cuts", True))
+        lifecycle, apart_s = self._engine.lifecycle, params.get("apart_s")
         path = await self._on_engine(
-            lambda: lifecycle.tap(view_id, job, cuts=cuts), progress=progress
+            lambda: lifecycle.tap(view_id, job, apart_s), progress=progress
         )
         return {"path": str(path)}
 
@@ -212,7 +212,7 @@ class Worker:
         job, lsn = _job(_need(params, "job")), int(_need(params, "lsn"))
         view_id = int(_need(params, "view_id"))
         waits, taps = self._engine.waits, self._engine.taps
-        await self._on_engine(lambda: taps.cut_until(job, view_id, lsn))
+        await self._on_engine(lambda: taps.cut_until(job, view_id, lsn), quiet=False)
         future = await self._on_engine(lambda: waits.wait(view_id, lsn), quiet=False)
         try:
             async with asyncio.timeout(_PATIENCE_S):

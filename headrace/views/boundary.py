@@ -32,10 +32,11 @@ class Boundary:
 
 
 @contextlib.contextmanager
-def tapped(context: JobContext, job: Job, view: ViewRow) -> Iterator[Path]:
+def tapped(context: JobContext, job: Job, view: ViewRow, attempt: int) -> Iterator[Path]:
     """Have batches cut, and yield the file with what is written into the view's table."""
+    about = {"view_id": view.id, "job": job.name, "apart_s": snapshots.apart_s(attempt)}
     try:
-        answer = context.worker.call("tap", {"view_id": view.id, "job": job.name}, job)
+        answer = context.worker.call("tap", about, job)
         yield Path(answer["path"])
     finally:
         untap(context, job)

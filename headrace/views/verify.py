@@ -119,7 +119,7 @@ def _attempts(
 ) -> dict[str, Any]:
     for attempt in range(1, _ATTEMPTS + 1):
         try:
-            with boundary.tapped(context, job, subject.view) as path:
+            with boundary.tapped(context, job, subject.view, attempt) as path:
                 return _Proof(context, job, subject, path, attempt, expected).run()
         except psycopg.errors.InsufficientPrivilege as error:
             if subject.owns:

@@ -229,7 +229,7 @@ def _relations(
         stack.enter_context(context.explanations.take(job, subject.caller))
         # Batches are cut while a tap exists, so the long wait comes before it.
         snapshots.wait_for_writers(job, settings.source, settings.population_lock_wait_ms)
-        stack.enter_context(boundary.tapped(context, job, subject.view))
+        stack.enter_context(boundary.tapped(context, job, subject.view, attempt))
         # The tap knows only what comes after it.
         written = progress.written(conn, subject.view.id)
         if written is None:

@@ -58,8 +58,13 @@ def pause(running, *ids: int) -> None:
 
 
 def resume(running, *ids: int) -> None:
-    for view_id in ids:
-        running.on(partial(running.engine.lifecycle.resume, view_id))
+    """Resume views together: no batch of the first begins before the last is resumed."""
+
+    def resume_all() -> None:
+        for view_id in ids:
+            running.engine.lifecycle.resume(view_id)
+
+    running.on(resume_all)
 
 
 def some(running, source, rng: random.Random, batches: int = 5) -> None:
