@@ -459,7 +459,7 @@ def _adopt(arguments: argparse.Namespace) -> int:
 def _uninstall(arguments: argparse.Namespace) -> int:
     from headrace.postgres import decoding_standby
     from headrace.postgres import slot as setup
-    from headrace.sql import install
+    from headrace.sql import install, origins
 
     settings, tables = settings_of(arguments), arguments.drop_tables
     with connect.session(settings.source, name="headrace") as conn:
@@ -469,9 +469,16 @@ def _uninstall(arguments: argparse.Namespace) -> int:
         with decoding_standby.connected(settings, conn) as server:
             setup.drop_ours(server, settings.slot_name)
         setup.drop(conn, settings)
+        sources = origins.slots(conn)
         names = install.uninstall(conn, tables=tables)
     for name in names:
         _say(f"result table {name} {'dropped' if tables else 'kept'}")
+    for name, slot in sources:
+        # In a copy of the database, the slot belongs to the original.
+        _say(
+            f'source {name} keeps slot and publication "{slot}": unless this database is a copy, run'
+            f" there SELECT pg_drop_replication_slot('{slot}'); DROP PUBLICATION {slot};"
+        )
     _say("headrace removed")
     return 0
 

@@ -117,6 +117,14 @@ def listed(conn: Connection) -> list[SourceRow]:
         return cursor.execute(f"{_ROW} ORDER BY name").fetchall()
 
 
+def slots(conn: Connection) -> list[tuple[str, str]]:
+    """Return name and slot of all sources, by name; none before the schema is installed."""
+    row = conn.execute("SELECT pg_catalog.to_regclass('headrace.origins') IS NOT NULL").fetchone()
+    if row != (True,):
+        return []
+    return conn.execute("SELECT name, slot FROM headrace.origins ORDER BY name").fetchall()
+
+
 def find(conn: Connection, name: str) -> SourceRow | None:
     """Return the source of that name, or None."""
     with conn.cursor(row_factory=class_row(SourceRow)) as cursor:

@@ -123,6 +123,20 @@ def test_check_and_uninstall(database, capsys):
         assert left == (0, 0, 0)
 
 
+def test_uninstall_names_the_slots_of_sources(database, capsys):
+    name = "headrace_" + psycopg.conninfo.conninfo_to_dict(database)["dbname"]
+    with psycopg.connect(database, autocommit=True) as conn:
+        install.install(conn)
+        conn.execute(
+            "INSERT INTO headrace.origins (name, dsn, slot, system_id, timeline, published, position,"
+            " wanted) VALUES ('eu', 'host=eu password=secret', 'headrace_eu_1', '7', 1, '', '0/1', '0/1')"
+        )
+    assert main(["uninstall", "--source", database, "--slot-name", name]) == 0
+    told = capsys.readouterr().out
+    assert "pg_drop_replication_slot('headrace_eu_1'); DROP PUBLICATION headrace_eu_1;" in told
+    assert "secret" not in told
+
+
 def test_wrong_usage(capsys, monkeypatch):
     monkeypatch.delenv("HEADRACE_SOURCE", raising=False)
     assert main(["check"]) == 2
