@@ -185,6 +185,7 @@ class Commander:
         self._status = 0
         self._health = Health(settings, self._supervisor, version(), self._sessions, worker)
         self._again: set[asyncio.Task[None]] = set()
+        self._reload: Reload | None = None
         self._stop = asyncio.Event()
 
     def reloads(self, loaded: Settings, again: Callable[[], Settings]) -> None:
@@ -193,12 +194,14 @@ class Commander:
         tell = self._supervisor.set_log_level
         reload = Reload(loaded, again, port, self._commands.limit, tell)
         self._commands.handle(ClientCalls(port, reload).handlers())
+        self._reload = reload
 
     async def run(self) -> int:
         """Start everything, print the ready line, and stop everything on a signal."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal)
+        loop.add_signal_handler(signal.SIGHUP, self._on_hangup)
         self._guard.start()
         self._supervisor.start()
         http: HttpPort | None = None
@@ -261,6 +264,12 @@ class Commander:
         self._stop.set()
         # Do not wait longer than this, for example for a source that hangs during a call.
         asyncio.get_running_loop().call_later(_STOP_S_MAX, self._end_at_once)
+
+    def _on_hangup(self) -> None:
+        if self._reload is not None:
+            task = asyncio.create_task(self._reload.after_signal())
+            self._again.add(task)
+            task.add_done_callback(self._again.discard)
 
     def _on_orphaned(self, stale: PrerequisiteError | None) -> None:
         """Stop with status 1, because the list of views is gone, or is another one: ``stale``."""

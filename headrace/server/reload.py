@@ -1,10 +1,11 @@
-"""``reload()``: changes settings while the server runs, all of them or none.
+"""``reload()`` and SIGHUP: change settings while the server runs, all of them or none.
 
 The file is read again; environment variables and flags are unchanged and take precedence.
 """
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 from collections.abc import Awaitable, Callable
 from typing import Any, Final
@@ -13,6 +14,7 @@ import structlog
 
 from headrace import events
 from headrace.config import Settings
+from headrace.errors import HeadraceError
 from headrace.server import tls
 from headrace.server.port import Port
 from headrace.server.upstream import SourceAddress
@@ -50,6 +52,14 @@ class Reload:
         self._port = port
         self._limit = limit
         self._tell = tell
+        self._turn = asyncio.Lock()
+
+    async def after_signal(self) -> None:
+        """Apply the changes, and log an error: nobody waits for the answer."""
+        try:
+            await self()
+        except HeadraceError as error:
+            _log.warning("settings not reloaded", reason=error.what, detail=error.detail)
 
     async def __call__(self) -> list[str]:
         """Read the settings again and apply the changes; return messages about them.
@@ -58,7 +68,10 @@ class Reload:
             UserError: the file is wrong; nothing is changed.
             PrerequisiteError: certificate or key cannot be used; nothing is changed.
         """
-        new = self._again()
+        async with self._turn:
+            return await self._apply(self._again())
+
+    async def _apply(self, new: Settings) -> list[str]:
         changed = {
             f.name: getattr(new, f.name)
             for f in dataclasses.fields(Settings)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 from pathlib import Path
 
@@ -11,8 +13,10 @@ import pytest
 from psycopg.conninfo import make_conninfo
 
 from headrace.server.reload import CHANGEABLE
+from tests.faults.helpers import WORKER
 from tests.waiting import wait_until
 
+BUILDER = "headrace.views.builder"
 MANUAL = Path(__file__).parents[2] / "docs" / "manual"
 
 
@@ -86,6 +90,31 @@ def test_what_changes_at_once_and_what_does_not(start_engine, database, tmp_path
     with pytest.raises(psycopg.errors.ObjectNotInPrerequisiteState, match="certificate"):
         reload()
     assert setting("connections_max") == "1"
+
+
+def test_after_a_signal(start_engine, database, tmp_path):
+    file = tmp_path / "headrace.toml"
+    file.write_text("connections_max = 7\n")
+    engine = start_engine(database, "--config", str(file))
+    before = {engine.child(module) for module in (WORKER, BUILDER)}
+
+    def hang_up(words: str, event: str) -> None:
+        file.write_text(words)
+        times = engine.log.count(event)
+        # A terminal that is closed sends it to all processes.
+        for pid in (engine.pid, *before):
+            os.kill(pid, signal.SIGHUP)
+        wait_until(lambda: engine.log.count(event) > times, event)
+
+    hang_up("connections_max = 1\n", '"settings reloaded"')
+    with connect(engine.dsn), pytest.raises(psycopg.OperationalError, match="too many clients"):
+        connect(engine.dsn)
+    hang_up("connections_max = 5\nlog_level = 'loud'\n", '"settings not reloaded"')
+    hang_up("connections_max = 2\n", '"settings reloaded"')
+    with connect(engine.dsn), connect(engine.dsn) as conn:
+        conn.execute("CREATE TABLE t (id int PRIMARY KEY)")
+        conn.execute("CALL headrace.create_view('v', 'SELECT id FROM t')")
+    assert {engine.child(module) for module in (WORKER, BUILDER)} == before
 
 
 @pytest.mark.slow
