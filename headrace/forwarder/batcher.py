@@ -432,7 +432,7 @@ class Batcher:
         if batch.transactions == 0:
             batch.opened_at = clock.monotonic()
             batch.first_lsn = end_lsn
-            batch.apart = self._apart_s is not None and not self._single
+            batch.apart = not (self._apart_s is None or self._single or self._cuts)
         # The source's clock may go back.
         batch.oldest_us = min(batch.oldest_us or time_us, time_us)
         batch.transactions += 1

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from headrace import clock
-from headrace.forwarder.batcher import Batch
+from headrace.forwarder.batcher import Batch, Cut
 from tests.forwarder.test_batcher import batcher, transaction
 
 
@@ -62,6 +62,14 @@ def test_a_batch_that_gathers_ends_at_a_known_position():
     add(b, 10, 20, 30, 40)
     b.hurry(40)
     assert taken(b) == [(10, 20, 2), (30, 40, 2)]
+
+
+def test_recorded_batches_stay_as_they_were(now):
+    b = batcher(interval_s=600.0, cuts=[Cut(1, 20), Cut(2, 30), Cut(3, 50)])
+    b.divide((25,), 1.0)
+    add(b, 10, 20, 30, 40, 50, 60, 70)
+    now[0] += 5.0
+    assert taken(b) == [(10, 20, 2), (30, 30, 1), (40, 50, 2), (60, 70, 2)]
 
 
 def test_joined_batches_are_bounded(now):
