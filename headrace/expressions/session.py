@@ -157,14 +157,16 @@ class EvaluatorSession:
         if wanted:
             rows = self.fetch(
                 "SELECT t.oid, pg_catalog.format_type(t.oid, -1), t.typtype,"
-                " t.typarray, t.typlen, t.typelem FROM pg_catalog.pg_type t"
+                " t.typarray, t.typlen, t.typelem, t.typdelim FROM pg_catalog.pg_type t"
                 " WHERE t.oid OPERATOR(pg_catalog.=) ANY ($1::pg_catalog.oid[])",
                 ["{" + ",".join(map(str, wanted)) + "}"],
             )
-            for oid, name, kind, array, length, element in rows:
+            for oid, name, kind, array, length, element, delimiter in rows:
                 assert oid is not None and name is not None, "catalog columns"
                 nested = length == "-1" and element != "0"
                 plain = array != "0" and kind in ("b", "e", "r", "m") and not nested
+                # Arrays of box, or of PostGIS's geometry, have another delimiter.
+                plain = plain and delimiter == ","
                 self._types[int(oid)] = (name, plain)
         missing = [oid for oid in wanted if oid not in self._types]
         if missing:

@@ -20,9 +20,10 @@ from headrace.planner import Planned
 from headrace.population.job import Job
 from headrace.population.publish import copy_rows
 from headrace.population.staging import Staging
+from headrace.postgres import failures
 from headrace.postgres.connect import Connection
 from headrace.process import faults
-from headrace.sink import keys, table
+from headrace.sink import keys, table, trouble
 from headrace.sink.table import ResultTable
 from headrace.sql import history
 from headrace.sql.history import StoredHistory
@@ -175,11 +176,17 @@ def _replace_where_possible(
         try:
             with conn.transaction():
                 return way(conn, target, staged, columns)
-        except (psycopg.IntegrityError, psycopg.errors.ProgramLimitExceeded) as error:
+        except psycopg.Error as error:
+            if conn.closed or failures.is_lost(error):
+                raise
             by_user = keys.unique_index_of_user(conn, target, error)
             if by_user is not None and way is not ways[-1]:
                 continue
-            known = by_user or keys.violated(target, error)
+            known = (
+                by_user
+                or keys.violated(target, error)
+                or trouble.at_index(conn, target, error, "Drop the index, and call again.")
+            )
             if known is None:
                 raise
             raise known from error

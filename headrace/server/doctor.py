@@ -23,7 +23,7 @@ from headrace import clock
 from headrace.config import ENV_SETTINGS, Settings, address
 from headrace.counting import counted, noun, shortened
 from headrace.errors import HeadraceError, PrerequisiteError
-from headrace.postgres import acting, connect, decoding_standby, pending
+from headrace.postgres import acting, connect, decoding_standby, encoding, pending
 from headrace.postgres import slot as setup
 from headrace.process import directory_lock, password_files, rpc, secret_files
 from headrace.redaction import redact
@@ -225,7 +225,8 @@ def _database(conn: Connection, settings: Settings) -> Iterator[Finding]:
     version = conn.info.server_version
     shown = f"Postgres {version // 10_000}.{version % 10_000}"
     well = f"{shown}, wal_level logical, a slot free, replication allowed"
-    yield from _each("server", well, setup.preflight(conn, settings))
+    lacking = [*encoding.problems(conn), *setup.preflight(conn, settings)]
+    yield from _each("server", well, lacking)
     yield _login(conn, settings)
     yield from _rights(conn, settings)
     yield from _each(

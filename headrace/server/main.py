@@ -19,7 +19,7 @@ import uvloop
 from headrace import events
 from headrace.config import Settings
 from headrace.errors import HeadraceError, PrerequisiteError, TransientError
-from headrace.postgres import connect, decoding_standby, failures
+from headrace.postgres import connect, decoding_standby, encoding, failures
 from headrace.postgres import slot as setup
 from headrace.process import directory_lock, durable, password_files, rpc, secret_files
 from headrace.process.fork_server import ForkServer
@@ -114,7 +114,8 @@ def prepare(settings: Settings) -> tuple[Settings, str]:
     try:
         with connect.session(settings.source, name="headrace") as conn:
             problems: Sequence[HeadraceError] = (
-                install.hindrances(conn)
+                encoding.problems(conn)
+                or install.hindrances(conn)
                 or setup.preflight(conn, settings)
                 or _of_standby(conn, settings)
             )

@@ -21,7 +21,7 @@ from headrace import clock
 from headrace.config import Settings
 from headrace.counting import counted, noun, shortened
 from headrace.errors import HeadraceError, PrerequisiteError, TransientError, UserError
-from headrace.postgres import acting, connect, pending
+from headrace.postgres import acting, connect, encoding, pending
 from headrace.server import login_hints, source_rights
 from headrace.server.source_rights import LackingRight
 from headrace.sql import install
@@ -97,6 +97,7 @@ def script(settings: Settings, admin: str) -> list[str]:
 
     Raises:
         UserError: 22023, ``admin`` leads to another database than the source.
+        PrerequisiteError: the encoding of the database is not UTF8.
         TransientError: the server cannot be reached.
     """
     with _connected(admin, "--admin") as conn:
@@ -129,7 +130,8 @@ def provision(settings: Settings, admin: str, flag: str, say: Say, confirm: Conf
 
     Raises:
         UserError: 42501, ``admin`` is no superuser; 22023, it leads to another database.
-        PrerequisiteError: Postgres has not been restarted.
+        PrerequisiteError: Postgres has not been restarted, or the encoding of the database is not
+            UTF8.
         TransientError: the server cannot be reached.
     """
     with _connected(admin, flag) as conn:
@@ -192,6 +194,8 @@ def _check_database(conn: Connection, settings: Settings) -> None:
             hint="Name the same database in both.",
             sqlstate="22023",
         )
+    if problems := encoding.problems(conn):
+        raise problems[0]
 
 
 def _steps(conn: Connection, settings: Settings) -> list[SetupStep]:

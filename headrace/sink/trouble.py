@@ -7,7 +7,7 @@ was running.  Other transient errors are retried a bounded number of times.
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 import psycopg
 
@@ -15,12 +15,17 @@ from headrace.errors import (
     RESYNC,
     HeadraceError,
     Interrupted,
+    Repair,
     SinkBlocked,
     SinkTableError,
     transient,
 )
-from headrace.sink.table import ResultTable
+from headrace.sink.table import ResultTable, index_name
 
+Connection = psycopg.Connection[Any]
+
+DROP_INDEX: Final = Repair("Drop the index")
+"""Hint of a view that an index of its result table has stopped."""
 _WAITS: Final = ("ProcessInterrupts", "DeadLockReport")
 """Functions of the server that end a wait for a lock."""
 _REFERENCES: Final = "ri_ReportViolation"
@@ -57,6 +62,40 @@ def of_view(target: ResultTable, error: psycopg.Error) -> HeadraceError:
         hint=RESYNC,
         sqlstate=code or "XX000",
     )
+
+
+def at_index(
+    conn: Connection,
+    target: ResultTable,
+    error: BaseException | None,
+    hint: str | Repair = DROP_INDEX,
+) -> SinkTableError | None:
+    """Return the view's error if an index that a user has added may have raised ``error``.
+
+    An expression or a predicate may fail on a row, and a value may be too long for an index.  A
+    resync fails too as long as the index exists.
+
+    REQUIRES: a transaction that has not failed, or none.
+    """
+    if not isinstance(error, psycopg.Error) or isinstance(error, psycopg.IntegrityError):
+        return None
+    found = of_view(target, error)
+    if not isinstance(found, SinkTableError):
+        return None
+    too_long = isinstance(error, psycopg.errors.ProgramLimitExceeded)
+    row = conn.execute(
+        "SELECT pg_catalog.string_agg(pg_catalog.format('\"%%s\"', c.relname), ', '"
+        " ORDER BY c.relname) FROM pg_catalog.pg_index i"
+        " JOIN pg_catalog.pg_class c ON c.oid = i.indexrelid"
+        " WHERE i.indrelid = %s AND NOT i.indisprimary AND c.relname <> %s"
+        " AND (%s OR i.indexprs IS NOT NULL OR i.indpred IS NOT NULL)",
+        (target.oid, index_name(target.oid), too_long),
+    ).fetchone()
+    assert row is not None, "an aggregate has one row"
+    if row[0] is None:
+        return None
+    detail = " ".join(filter(None, (found.detail, f"An index may be the cause: {row[0]}.")))
+    return SinkTableError(found.message, detail=detail, hint=hint, sqlstate=found.code)
 
 
 def _is_internal(error: psycopg.Error) -> bool:

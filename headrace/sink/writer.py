@@ -151,7 +151,12 @@ class SinkWriter:
             table.check(self._conn, target)
         except SinkTableError as known:
             return known
-        return keys.unique_index_of_user(self._conn, target, error.__cause__) or error
+        cause = error.__cause__
+        return (
+            keys.unique_index_of_user(self._conn, target, cause)
+            or trouble.at_index(self._conn, target, cause)
+            or error
+        )
 
     def _locked_statements(self, target: ResultTable) -> Statements:
         """Lock the table, check that it is as we made it, and return its statements."""

@@ -16,7 +16,7 @@ from psycopg import sql
 from headrace.config import Settings
 from headrace.errors import PrerequisiteError, UndefinedError, UnsupportedError
 from headrace.kernels.pgoutput import Commit
-from headrace.postgres import publication, timeline
+from headrace.postgres import encoding, publication, timeline
 from headrace.postgres import slot as setup
 from headrace.postgres.connect import Connection, for_job
 from headrace.postgres.identity import IDENTIFIED, NOT_NULL, NULL_KEYS, VALIDATE
@@ -179,6 +179,7 @@ def prepare(conn: Connection, settings: Settings, slot: str, tables: Sequence[Re
     Raises:
         PrerequisiteError: the source lacks a setting or a right.
     """
+    encoding.check_source(conn)
     own = settings_of(settings, settings.source, slot)
     state = setup.ensure(conn, own, _no_views)
     publication.add_tables(conn, own, [table.oid for table in tables], _no_views)

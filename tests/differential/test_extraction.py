@@ -176,3 +176,16 @@ def test_a_value_that_comes_to_be_stored_apart(source, commander):
         return source.execute("SELECT * FROM v ORDER BY id").fetchall() == wanted
 
     wait_until(shown, "the view mends itself")
+
+
+@pytest.mark.usefixtures("filled")
+def test_values_that_were_stored_apart_before_the_column_became_plain(source, commander):
+    """SET STORAGE PLAIN leaves values in TOAST, and an UPDATE that keeps them omits them."""
+    source.execute("CREATE TABLE former (id int PRIMARY KEY, v text, n int)")
+    source.execute("ALTER TABLE former ALTER v SET STORAGE EXTERNAL")
+    source.execute("INSERT INTO former SELECT i, repeat('v', 3000), i FROM generate_series(1, 6) i")
+    source.execute("ALTER TABLE former ALTER v SET STORAGE PLAIN")
+    query = "SELECT id, length(v) AS l FROM former WHERE n > 3"
+    create_view(commander, "v", query)
+    assert where(source, query) == [False]
+    follow(source, {"v": query}, [["UPDATE former SET n = n + 1"]], "plain")

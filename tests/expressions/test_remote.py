@@ -18,6 +18,7 @@ from headrace.types import Field
 
 TEXT, INT4, INT8, NUMERIC, FLOAT8 = 25, 23, 20, 1700, 701
 TIMESTAMP, TIMESTAMPTZ, DATE, INTERVAL = 1114, 1184, 1082, 1186
+BOX, BOXES = 603, 1020
 
 
 @pytest.fixture
@@ -250,6 +251,16 @@ def test_aggregates_per_group(postgres, settings):
     assert aggregate(remote, "count(*)", INTERVAL, rows, 4, INT8) == ["3", "0", "4", "0"]
     assert aggregate(remote, "count($1)", INTERVAL, [], 2, INT8) == ["0", "0"]
     remote.close()
+
+
+def test_arrays_of_a_type_may_have_another_delimiter_than_a_comma(remote, postgres):
+    boxes = ["(2,2),(1,1)", None, "(4,4),(3,3)"]
+    rows = [(0, value, 1) for value in boxes]
+    with psycopg.connect(postgres) as conn:
+        wanted = conn.execute("SELECT array_agg(b)::text FROM unnest(%s::text[]::box[]) b", [boxes])
+        assert aggregate(remote, "array_agg($1)", BOX, rows, 1, BOXES) == [wanted.fetchone()[0]]
+    areas = run(remote, "area($1)", [(boxes, BOX)], FLOAT8)
+    assert areas == ["1", None, "1"]
 
 
 def test_aggregates_of_several_columns_see_the_rows_in_order(remote):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import psycopg
 import pytest
 
@@ -50,6 +52,7 @@ def test_a_publication_for_all_tables_does_not_hinder_writing(commander, source,
 
 
 QUERY = "SELECT a, g, n FROM k"
+LONG = "SELECT string_agg(md5(i::text), '') FROM generate_series(1, 2000) i"
 
 
 @pytest.fixture
@@ -160,6 +163,40 @@ def test_a_unique_index_of_a_user(commander, source, keyed):
         commander.execute("CALL headrace.resync_view('keyed')")
     assert "Undo that" in refused.value.diag.message_hint
     source.execute("DROP INDEX by_user")
+    commander.execute("CALL headrace.resync_view('keyed')")
+    assert_follows(commander, source, "keyed", QUERY)
+
+
+@pytest.mark.parametrize(
+    ("index", "change"),
+    [
+        ("(a) WHERE 10 / (n - 70) > 0", "UPDATE k SET n = 70 WHERE id = 3"),
+        ("((10 / (n - 70)))", "UPDATE k SET n = 70 WHERE id = 3"),
+        ("(g)", f"UPDATE k SET g = ({LONG}) WHERE id = 3"),
+    ],
+    ids=["predicate", "expression", "too long"],
+)
+def test_an_index_of_a_user_that_cannot_hold_a_row(commander, source, keyed, index, change):
+    """The message names it, since a resync alone does not help."""
+    source.execute("CREATE INDEX harmless ON keyed USING hash (a)")
+    source.execute(f"CREATE INDEX of_user ON keyed {index}")
+    with pytest.raises(psycopg.Error) as refused:
+        source.execute(
+            change.replace("UPDATE k SET", "UPDATE keyed SET").replace("id = 3", "a = 3")
+        )
+    wanted = refused.value.diag.message_primary
+    source.execute(change)
+    with pytest.raises(psycopg.Error) as stopped:
+        commander.execute("CALL headrace.wait_for('keyed', timeout => '90 s')")
+    told = stopped.value.diag.message_detail
+    assert str(wanted) in told
+    assert '"of_user"' in told
+    assert "Drop the index, then CALL headrace.resync_view('public.keyed')" in told
+    with pytest.raises(psycopg.Error, match=re.escape(str(wanted))) as again:
+        commander.execute("CALL headrace.resync_view('keyed')")
+    assert '"of_user"' in again.value.diag.message_detail
+    assert again.value.diag.message_hint == "Drop the index, and call again."
+    source.execute("DROP INDEX of_user")
     commander.execute("CALL headrace.resync_view('keyed')")
     assert_follows(commander, source, "keyed", QUERY)
 

@@ -195,6 +195,15 @@ def test_unsupported(conn, query, word, at):
             assert found.startswith(at) or abs(query.index(at) + 1 - error.position) <= 4
 
 
+def test_a_cast_to_text_is_no_remedy_for_a_nondeterministic_collation(conn):
+    with pytest.raises(UnsupportedError) as refused:
+        plan(conn, PlanRequest("SELECT s, count(*) FROM loose GROUP BY s"))
+    assert 'such as lower(…) COLLATE "C"' in str(refused.value.hint)
+    with pytest.raises(UnsupportedError):
+        plan(conn, PlanRequest("SELECT s::text AS s, count(*) FROM loose GROUP BY 1"))
+    plan(conn, PlanRequest('SELECT s COLLATE "C" AS s, count(*) FROM loose GROUP BY 1'))
+
+
 def test_copies_without_end_are_refused(conn, monkeypatch):
     monkeypatch.setattr(limits, "COLUMNS_MAX", 100)
     inner = "x.k"

@@ -33,6 +33,7 @@ class TableColumn:
     apart: bool = True
     """Whether its values may be stored in TOAST: an UPDATE that keeps such a value omits it.
 
+    The storage mode is that of new values: with PLAIN, older values may still be in TOAST.
     Values of at most 24 bytes never are (toast_tuple_find_biggest_attribute): numeric(24)."""
 
 
@@ -78,7 +79,7 @@ SELECT n.nspname, c.relname, c.relkind::text, c.relpersistence::text, c.relrepli
 _COLUMNS: Final = f"""
 SELECT attnum, attname, atttypid, atttypmod, attcollation, {NOT_NULL},
        attgenerated <> '',
-       attstorage <> 'p' AND (SELECT reltoastrelid <> 0 FROM pg_class c WHERE c.oid = attrelid)
+       attlen = -1 AND (SELECT reltoastrelid <> 0 FROM pg_class c WHERE c.oid = attrelid)
        AND NOT (atttypid = 'numeric'::regtype AND atttypmod BETWEEN 4 AND (25 << 16))
   FROM pg_attribute a WHERE attrelid = %s AND attnum > 0 AND NOT attisdropped
  ORDER BY attnum"""  # noqa: S608  our own constant

@@ -27,6 +27,10 @@ _EXACT: Final = frozenset({"hstore", "ltree"})
 _HINT: Final = (
     "Use an expression of another type that is equal for equal values, such as a cast to text."
 )
+_COLLATED_HINT: Final = (
+    "Use an expression that is equal for equal values, with a deterministic collation, such as"
+    ' lower(…) COLLATE "C".'
+)
 
 
 def key_class(catalog: Catalog, oid: int, collation: int) -> KeyClass | None:
@@ -151,4 +155,5 @@ def require_key(context: QueryContext, expr: Expr, construct: str) -> None:
         found = context.catalog.collations.get(expr.collation)
         if found is not None and not found.deterministic:
             name += " with a nondeterministic collation"
+            context.refuse(f"{construct} over type {name}", hint=_COLLATED_HINT)
         context.refuse(f"{construct} over type {name}", hint=_HINT)
