@@ -1,7 +1,7 @@
 """Numbers of the columns of a result table, where it is replaced by the query of its view.
 
-An altered view may have lost columns, or moved them to the end of its table.  Then attribute numbers
-of the table are not places in the query's target list, which references to a subquery use.
+An altered view may have lost columns, or moved them to the end of its table.  Then attribute
+numbers of the table are not places in the query's target list, which references to a subquery use.
 """
 
 from __future__ import annotations
