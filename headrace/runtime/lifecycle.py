@@ -61,6 +61,7 @@ class Lifecycle:
             # ``load`` reads it over the next connection.
             _log.info("view not read again yet", view=view.id, reason=str(error))
         view.story.add("goes on")
+        self._loading.replaced(view)
         self._catch_up(view, "its contents were replaced")
 
     def keep_pins(self, jobs: set[str]) -> None:
@@ -76,6 +77,7 @@ class Lifecycle:
         if view is None or not view.owned:
             view = views.load_one(state.owner.conn, view_id)
             self._loading.take(view)
+        self._loading.replaced(view)
         target = max(state.position.txid, view.mark.txid)
         future = self._waits.adopted(view, target)
         self._catch_up(view, "it was populated from an earlier position")

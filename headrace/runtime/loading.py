@@ -152,6 +152,10 @@ class Loading:
         state.db.regulate(_FILL_S)
         _log.info("view adopted", view=view.id, txid=view.mark.txid)
 
+    def replaced(self, view: View) -> None:
+        """Let views that read a replaced view be checked in this cycle: they may have to stop."""
+        self._watch.result_replaced(view.target.oid)
+
     def relocate(self, view: View, placed: str, parts: dict[str, str]) -> None:
         """Move the staged states of a suspended view to where the catalog says.
 

@@ -176,6 +176,15 @@ class Watch:
         if not errors and not moving:
             self._polled = at
 
+    def result_replaced(self, oid: int) -> None:
+        """Poll at once if views read the view with this table, which may have been altered.
+
+        So a caller that has altered a view, and then waits for one above it, reads no rows of the
+        earlier query.
+        """
+        if self._reliances.views_on([("results", oid)]):
+            self.due = 0.0
+
     def _check_all(self, moving: list[Difference]) -> dict[int, HeadraceError]:
         """Compare all views with the present facts, which most views have in common.
 

@@ -10,15 +10,15 @@
 
 With ``stop`` the view keeps its last consistent contents until a user resyncs it.  A failed attempt
 is reported in the view's message and repeated, at growing intervals; ``tries`` limits how often. At
-most as many attempts run at once as populations may: many views may stop at one time.  The view's
-note keeps a record of them (``list_views()``).
+most as many attempts run at once as populations may: many views may stop at one time.  A view
+waits for those that it reads.  The view's note keeps a record of them (``list_views()``).
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -158,8 +158,9 @@ class Resumer:
         now = clock.monotonic()
         self._forget({_view(row) for row in rows}, now)
         due = []
+        early = self._early(rows)
         for row in rows:
-            if _view(row) in self._jobs:
+            if _view(row) in self._jobs or row in early:
                 continue
             tries = self._record_try(row)
             if tries.due(now, row.mark):
@@ -168,9 +169,19 @@ class Resumer:
                 await self._give_up(conn, row, tries)
         free = self._side_by_side - len(self._jobs)
         await states.note(conn, [row.id for row in due[:free]], _BEGUN)
-        await states.note(conn, [row.id for row in due[free:]], _WAITS)
+        await states.note(conn, [row.id for row in (*due[free:], *early)], _WAITS)
         for row in due[:free]:
             self._jobs[_view(row)] = _Job(row, asyncio.create_task(self._resync(row)))
+
+    def _early(self, rows: Sequence[StoppedView]) -> list[StoppedView]:
+        """Return the views that read another one whose refill is under way or comes first.
+
+        A view cannot be planned over one that has stopped.  A view below that stays stopped after
+        an attempt is not waited for, so the attempt above reports it.
+        """
+        first = {row.id for row in rows if row.tried is None}
+        first |= {job.row.id for job in self._jobs.values()}
+        return [r for r in rows if _view(r) not in self._jobs and not first.isdisjoint(r.below)]
 
     def _record_try(self, row: StoppedView) -> Tries:
         """Return the tries of a stopped view; new ones if a call refilled it after the last."""

@@ -50,7 +50,10 @@ SELECT v.id, pg_catalog.format('%%I.%%I', v.schema_name, v.view_name) AS name,
                 WHERE t.view_id = v.id ORDER BY t.table_oid),
          ARRAY(SELECT l.status FROM headrace.view_uses u
                  JOIN headrace.views l ON l.result_oid = u.result_oid
-                WHERE u.view_id = v.id ORDER BY u.result_oid))::text AS mark
+                WHERE u.view_id = v.id ORDER BY u.result_oid))::text AS mark,
+       ARRAY(SELECT l.id FROM headrace.view_uses u
+               JOIN headrace.views l ON l.result_oid = u.result_oid
+              WHERE u.view_id = v.id AND l.status = 'error') AS below
   FROM headrace.views v JOIN pg_catalog.pg_roles r ON r.oid = v.owner
  WHERE v.status = 'error' AND v.sqlstate = ANY (%(kinds)s)
  ORDER BY v.id"""  # noqa: S608  our own constant
@@ -158,6 +161,8 @@ class StoppedView:
     on_damage: str | None
     mark: str
     """While it is unchanged, so are the obstacles to populating the view again."""
+    below: Sequence[int] = ()
+    """Stopped views that it reads."""
 
     @property
     def reason(self) -> str:

@@ -99,3 +99,47 @@ def test_settings_of_a_view_that_matter_must_be_those_of_its_reader(commander, s
     commander.execute(create.format("top", "SELECT v FROM plain"))
     commander.execute("SET TimeZone = 'Asia/Tokyo'")
     commander.execute(create.format("top2", "SELECT d FROM days"))
+
+
+MOVED = {
+    "single": "SELECT b FROM moved",
+    "plain": "SELECT b, c FROM moved",
+    "one": "SELECT c FROM moved WHERE b < 8",
+    "whole": "SELECT m, to_jsonb(m) AS j, (m).c AS c FROM moved m",
+    "star": "SELECT * FROM moved AS m (x, y)",
+    "joined": "SELECT m, n.b FROM moved n LEFT JOIN moved m ON m.b = n.c",
+    "merged": "SELECT b, n.c FROM moved JOIN moved n USING (b)",
+    "correlated": "SELECT id FROM t WHERE EXISTS (SELECT FROM moved WHERE c = t.id AND b > t.v)",
+    "lateral": "SELECT n.b, l.y FROM moved n, LATERAL (SELECT max(m.c) - n.c AS y FROM moved m"
+    " WHERE m.b <= n.b AND (SELECT n.c) > 2) l",
+    "named": "WITH w AS (SELECT c, b FROM moved) SELECT w.b, t.v FROM w JOIN t ON t.id = w.c",
+    "sets": "SELECT b FROM moved EXCEPT SELECT c + 2 FROM moved",
+    "groups": "SELECT b % 2 AS r, sum(c) AS s FROM moved GROUP BY ROLLUP (b % 2)",
+    "stored": "SELECT c FROM stored",
+}
+
+
+def test_columns_of_a_view_below_that_has_lost_or_moved_some(commander, source):
+    """The places of columns in the query differ from their numbers in the table."""
+    create = "CALL headrace.create_view(%s, %s)"
+    low = "SELECT {} FROM (SELECT id AS a, id * 2 AS b, id + 10 AS c FROM t) s"
+    commander.execute(create, ("moved", low.format("a, b, c")))
+    source.execute("CREATE VIEW stored AS SELECT b, c FROM moved")
+    commander.execute(create, ("early", MOVED["plain"]))
+    for columns in ("b, c", "c, b"):
+        if columns == "c, b":
+            commander.execute("CALL headrace.drop_view('early')")
+            source.execute("DROP VIEW stored")
+        commander.execute("CALL headrace.alter_view('moved', %s)", (low.format(columns),))
+        if columns == "c, b":
+            source.execute("CREATE VIEW stored AS SELECT b, c FROM moved")
+        for name, query in MOVED.items():
+            commander.execute(create, (f"over_{name}", query))
+            source.execute("INSERT INTO t SELECT max(id) + 1, 1 FROM t")
+            commander.execute(f"CALL headrace.wait_for('over_{name}')")
+            assert differs(source, f"over_{name}", query) == [], name
+            commander.execute(f"CALL headrace.drop_view('over_{name}')")
+        if columns == "b, c":
+            commander.execute("CALL headrace.wait_for('early')")
+            assert differs(source, "early", MOVED["plain"]) == []
+    source.execute("DROP VIEW stored")

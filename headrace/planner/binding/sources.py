@@ -41,6 +41,7 @@ from headrace.planner.analyse.nodetree import Node as Tree
 from headrace.planner.analyse.nodetree import read_nodes
 from headrace.planner.analyse.present import present
 from headrace.planner.analyse.tables import refuse_system
+from headrace.planner.binding import result_columns
 from headrace.planner.binding.relations import (
     FUNCTION_FIELDS,
     IS_VIEW,
@@ -206,7 +207,7 @@ class Sources:
         self._need_functions(tree, reader.caller)
         for query in [node for node in tree.walk() if node.kind == "QUERY"]:
             infos = query.nodes("rteperminfos")
-            for entry in query.nodes("rtable"):
+            for index, entry in enumerate(query.nodes("rtable"), 1):
                 oid = entry.number("relid")
                 if entry.number("rtekind") != RELATION or oid in (0, own):
                     continue
@@ -219,6 +220,8 @@ class Sources:
                 if tree is self._query:
                     self.named[oid] = self.named.get(oid, 0) + 1
                 self._name(entry, oid, columns, reader)
+                if entry.flag(IS_VIEW) and oid in self.results:
+                    result_columns.renumber(query, index, result_columns.numbers(self._conn, oid))
         self._put_functions(tree, reader)
 
     def _put_functions(self, tree: Tree, reader: _Reader) -> None:

@@ -22,7 +22,7 @@ MARK: Final = 0
 Resolve = Callable[[int, int], Expr]
 """The expression of a column: range-table index, attribute number."""
 
-_JOIN = 2
+_SUBQUERY, _JOIN = 1, 2
 _INNER, _LEFT, _FULL, _RIGHT = range(4)
 """JoinType."""
 
@@ -38,7 +38,10 @@ def whole_row(
         # The whole row of a function that returns one value per row is the value.
         return resolve(varno, 1)
     if oid != RECORD:
-        exprs = [resolve(varno, a.number) for a in context.catalog.types.attributes(oid)]
+        numbers = [a.number for a in context.catalog.types.attributes(oid)]
+        if entry.number("rtekind") == _SUBQUERY:  # a view; its table may have dropped columns
+            numbers = list(range(1, len(numbers) + 1))
+        exprs = [resolve(varno, n) for n in numbers]
         row = composite(context, oid, exprs)
     else:
         names = [n for n in entry.child("eref").items("colnames") if isinstance(n, str)]

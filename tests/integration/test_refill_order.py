@@ -1,0 +1,58 @@
+"""Views over views that have stopped together are filled anew from the lowest one on."""
+
+from __future__ import annotations
+
+import concurrent.futures
+
+import psycopg
+import pytest
+
+from tests.compared import differs
+from tests.waiting import PATIENCE_S
+
+pytestmark = pytest.mark.shared_engine
+
+TABLES = """
+CREATE TABLE items (id int PRIMARY KEY, g int NOT NULL, x int NOT NULL);
+INSERT INTO items SELECT i, i % 7, i FROM generate_series(1, 500) i;
+"""
+LOW = "SELECT g, sum(x) AS x FROM items GROUP BY g"
+OTHER = "SELECT g, max(x)::bigint AS x FROM items GROUP BY g"
+ABOVE = {
+    "left": "SELECT g, x + 1 AS x FROM low",
+    "right": "SELECT g % 3 AS g, min(x) AS x FROM low GROUP BY 1",
+    "pair": 'SELECT l.g, l.x, r.x AS y FROM "left" l JOIN "right" r ON r.g = l.g',
+    "top": "SELECT count(*) AS n, max(x) AS x FROM pair",
+}
+"""A view with that name and query is over those before it."""
+
+
+def whole(low: str, name: str) -> str:
+    """Return the query of a view, over tables only."""
+    parts = ", ".join(f'"{n}" AS ({q})' for n, q in ({"low": low} | ABOVE).items())
+    return f'WITH {parts} SELECT * FROM "{name}"'
+
+
+def test_all_views_above_an_altered_one_come_back_without_an_error(engine, commander, source):
+    create = "CALL headrace.create_view(%s, %s)"
+    commander.execute(create, ("low", LOW))
+    for name, query in ABOVE.items():
+        commander.execute(create, (f'"{name}"', query))
+    before = len(engine.log)
+    for low in (OTHER, LOW):
+        source.execute("UPDATE items SET x = x + 1 WHERE id = 3")
+        commander.execute("CALL headrace.alter_view('low', %s)", (low,))
+        with concurrent.futures.ThreadPoolExecutor() as threads:
+            list(threads.map(lambda name: wait(engine, name), ("low", *ABOVE)))
+        for name in ("low", *ABOVE):
+            assert differs(source, f'"{name}"', whole(low, name)) == [], name
+    assert '"view stays stopped"' not in engine.log[before:]
+
+
+def wait(engine, name: str) -> None:
+    """Wait for a view on a connection of its own."""
+    with psycopg.connect(engine.dsn, autocommit=True) as conn:
+        conn.execute(
+            "CALL headrace.wait_for(%s, timeout => make_interval(secs => %s))",
+            (f'"{name}"', PATIENCE_S),
+        )
