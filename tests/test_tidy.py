@@ -180,7 +180,7 @@ RUNTIME: dict[str, set[str]] = {
     ".cursors": {".cursor", ".engine_state", ".log_cursor", ".source_cursor", ".watch", "records"},
     ".log_cursor": {".cursor", ".watch", "records"},
     ".source_cursor": {".copied_stream", ".cursor", ".engine_state", ".watch", "records"},
-    ".copied_stream": {".cursor", "records"},
+    ".copied_stream": {"records"},
     ".cursor": {".watch", "records"},
     ".attaching": {".engine_state", ".durability", ".sharing"},
     ".read_ahead": {".engine_state", "records"},

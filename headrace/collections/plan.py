@@ -481,8 +481,9 @@ class PhysicalPlan(PlanPart, frozen=True):
     """Nodes in topological order; the last is the ``SinkSpec``."""
 
     nodes: tuple[Node, ...]
-    version: int = 2
-    """2: aggregates of one level that depend on the order of their input share ``row``."""
+    version: int = 3
+    """2: aggregates of one level that depend on the order of their input share ``row``.  3: columns
+    of result tables that have lost or moved some are the right ones."""
     filled: tuple[tuple[str, int], ...] | msgspec.UnsetType = msgspec.UNSET
     """The result tables (OIDs) that the first rows of the view were read from, by the node that has
     their rows (``stacking.py``).  Not in the JSON of other plans, which must equal the JSON that

@@ -386,7 +386,7 @@ class _Forker:
 def main() -> int:
     """Run the fork server; return the exit status of this process or of the forked child."""
     setproctitle.setproctitle(title("fork server"))
-    # The commander reads the settings again; its children, who inherit this, hear of it from there.
+    # Only the commander reads the settings again.  Forked processes inherit this.
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     for number in _SIGNALS:
         # Ctrl-C reaches the whole group, even during the imports: the commander ends this process.

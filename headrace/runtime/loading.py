@@ -17,6 +17,7 @@ from headrace.errors import (
     DefiniteFailure,
     HeadraceError,
     OutOfReach,
+    RowsInDoubt,
     StateDamaged,
     StructureChanged,
 )
@@ -32,16 +33,18 @@ from headrace.runtime.views import Manifest, View
 from headrace.runtime.watch import Watch
 from headrace.runtime.worker_handles import WorkerHandles
 from headrace.sink import policies
-from headrace.sql import states
+from headrace.sql import reads, states
 from headrace.sql import views as catalog
 from headrace.sql.status import CursorState
 
 _log = structlog.get_logger(__name__)
 
 _FILL_S: Final = 0.1
-_SUCCESSORS_MAX: Final = 256
 """Seconds for which other views may wait while a new view's state goes into memory: half a million
 entries.  The rest is loaded between batches."""
+_SUCCESSORS_MAX: Final = 256
+_RIGHT_COLUMNS: Final = 3
+"""The version of plans from which on columns of views below are the right ones."""
 
 
 class DatabaseRestored(ContinuityLost):
@@ -477,12 +480,20 @@ class Loading:
         left = [view for view in left if view.id not in wrong]
         policies.renew(state.owner.conn, (view.target for view in left))
         wrong |= {view.id: _outdated() for view in left if view.plan.outdated}
+        wrong |= self._misread(left)
         wrong |= self._watch.check([view for view in left if view.id not in wrong])
         for view in views:
             if view.id in wrong and view.id in state.views:
                 self._leaving.fail(view, wrong[view.id])
         running = [view.id for view in views if view.id not in wrong and view.live]
         states.run(state.owner.conn, running)
+
+    def _misread(self, views: Sequence[View]) -> dict[int, HeadraceError]:
+        """Return errors for views that an earlier version planned over moved columns."""
+        earlier = [view.id for view in views if view.plan.version < _RIGHT_COLUMNS]
+        found = reads.over_gaps(self._state.owner.conn) if earlier else set()
+        why = "an earlier version of headrace may have read other columns of a view below"
+        return {i: RowsInDoubt(why, hint=RESYNC) for i in earlier if i in found}
 
     def _objection(self, view: View) -> HeadraceError | None:
         """Return why a view's positions forbid it to run, or None."""

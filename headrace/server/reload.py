@@ -55,7 +55,7 @@ class Reload:
         self._turn = asyncio.Lock()
 
     async def after_signal(self) -> None:
-        """Apply the changes, and log an error: nobody waits for the answer."""
+        """Apply the changes; log an error, as a signal has no answer."""
         try:
             await self()
         except HeadraceError as error:

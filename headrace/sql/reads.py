@@ -55,6 +55,15 @@ def users(conn: Connection, result_oid: int | None) -> list[str]:
     return [str(row[0]) for row in rows]
 
 
+def over_gaps(conn: Connection) -> set[int]:
+    """Return the views that read a view whose table has lost or moved columns."""
+    rows = conn.execute(
+        "SELECT DISTINCT u.view_id FROM headrace.view_uses u JOIN pg_catalog.pg_attribute a"
+        " ON a.attrelid = u.result_oid AND a.attisdropped"
+    ).fetchall()
+    return {int(row[0]) for row in rows}
+
+
 def users_of_columns(
     conn: Connection, result_oid: int, columns: Collection[str]
 ) -> list[tuple[str, str]]:

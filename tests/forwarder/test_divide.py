@@ -142,6 +142,6 @@ def test_every_transaction_comes_once_and_no_batch_crosses_a_position(now, seed)
         assert len([m for chunk in batch.chunks() for m in chunk]) == batch.messages
     assert list(starts) == []
     for end, count in model.known_at.items():
-        # What had gathered before transactions were kept apart may go beyond a position.
+        # A batch that had begun before transactions were kept apart may go beyond a position.
         later = [batch for batch in model.taken[count:] if batch.apart]
         assert not any(batch.first_lsn <= end < batch.end_lsn for batch in later)

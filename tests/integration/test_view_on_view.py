@@ -143,3 +143,37 @@ def test_columns_of_a_view_below_that_has_lost_or_moved_some(commander, source):
             commander.execute("CALL headrace.wait_for('early')")
             assert differs(source, "early", MOVED["plain"]) == []
     source.execute("DROP VIEW stored")
+
+
+def test_views_that_an_earlier_version_planned_over_moved_columns_are_filled_anew(
+    engine, commander, source
+):
+    create = "CALL headrace.create_view(%s, %s)"
+    low = "SELECT {} FROM (SELECT id AS a, id * 2 AS b FROM t) s"
+    for name, columns in (("gaps", "a, b"), ("whole", "b")):
+        commander.execute(create, (name, low.format(columns)))
+    commander.execute("CALL headrace.alter_view('gaps', %s)", (low.format("b"),))
+    queries = {"over_gaps": "SELECT b + 1 AS b FROM gaps", "over_whole": "SELECT b FROM whole"}
+    for name, query in queries.items():
+        commander.execute(create, (name, query))
+
+    def id_of(name: str) -> int | None:
+        row = source.execute(
+            "SELECT id FROM headrace.views WHERE view_name = %s AND status = 'running'", (name,)
+        ).fetchone()
+        return row and row[0]
+
+    ids = {name: id_of(name) for name in queries}
+    engine.kill9()
+    source.execute("""UPDATE headrace.views SET plan = plan || '{"version": 2}'""")
+    engine.restart()
+    wait_until(lambda: id_of("over_gaps") not in (None, ids["over_gaps"]), "it is filled anew")
+    assert id_of("over_whole") == ids["over_whole"]
+    ids["over_gaps"] = id_of("over_gaps")
+    engine.kill9()
+    engine.restart()
+    with psycopg.connect(engine.dsn, autocommit=True) as conn:
+        for name, query in queries.items():
+            conn.execute("CALL headrace.wait_for(%s)", (name,))
+            assert differs(source, name, query) == [], name
+    assert id_of("over_gaps") == ids["over_gaps"], "its plan is of this version now"
