@@ -494,7 +494,8 @@ def test_checkpoints_come_after_so_many_txids(source, start, database):
     lag(source, running, 9)
     wait_until(lambda: running.book.checkpoints.written > before, "a checkpoint")
     view = running.book.views[view_id]
-    assert view.mark.txid - view.durable.txid <= 9
+    # On a busy machine the first checkpoint may still be all that is written.
+    wait_until(lambda: view.mark.txid - view.durable.txid < 3, "all but the last txids are durable")
     assert_consistent(running, source)
 
 
