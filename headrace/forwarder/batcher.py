@@ -18,12 +18,12 @@ recorded end LSNs instead.
   before it is left to process (H15).
 
 A caller that waits for a position (``hurry``) need not wait for the interval: the batch that has
-everything before it is closed at once.  While ``single`` is on, every transaction is a separate
-batch, so that any position is a boundary between two batches.
+everything before it is closed at once.
 
 Batches may also have to end at certain positions (``divide``).  A position that is not known yet is
 that of a snapshot which is being made.  Until it is known, transactions stay apart.  If the engine
-cannot take them one by one, the oldest are joined: the position is rarely that old.
+cannot take them one by one, the oldest are joined: the position is rarely that old.  If they are
+never joined, every transaction is a separate batch.
 """
 
 from __future__ import annotations
@@ -186,7 +186,6 @@ class Batcher:
         self._idle_lsn = 0
         self._kept_alive = 0
         self._urgent = 0
-        self._single = False
         self._ends: Collection[int] = ()
         self._apart_s: float | None = None
         self._buffered = 0
@@ -312,19 +311,11 @@ class Batcher:
                 self._poked = True
             self._lock.notify_all()
 
-    def single(self, *, on: bool) -> None:
-        """Make every later transaction a separate batch (``on``), or stop doing so."""
-        with self._lock:
-            self._single = on
-            if on and self._open.transactions and not self._cuts:
-                self._close_open()
-            self._lock.notify_all()
-
     def divide(self, ends: Collection[int], apart_s: float | None) -> None:
         """Let batches end at ``ends`` from now on, and at one that is not known yet.
 
-        ``apart_s``: seconds for which transactions are not joined because of that one; None: there
-        is none.
+        ``apart_s``: seconds for which transactions are not joined because of that one; infinite:
+        they never are; None: there is none.
         """
         with self._lock:
             self._ends, self._apart_s = ends, apart_s
@@ -432,7 +423,7 @@ class Batcher:
         if batch.transactions == 0:
             batch.opened_at = clock.monotonic()
             batch.first_lsn = end_lsn
-            batch.apart = not (self._apart_s is None or self._single or self._cuts)
+            batch.apart = self._apart_s is not None and not self._cuts
         # The source's clock may go back.
         batch.oldest_us = min(batch.oldest_us or time_us, time_us)
         batch.transactions += 1
@@ -450,14 +441,12 @@ class Batcher:
         if self._cuts:
             if self._cuts[0].end_lsn == end_lsn:
                 self._close_open(self._cuts.popleft())
-        elif policy.is_complete(
-            batch.messages, self._rows_max, alone=batch.spooled or self._single or batch.apart
-        ):
+        elif policy.is_complete(batch.messages, self._rows_max, alone=batch.spooled or batch.apart):
             self._close_open()
 
     def _is_divided(self, batch: Batch, end_lsn: int) -> bool:
         """Return whether a batch must end before the transaction that ends at ``end_lsn``."""
-        return any(batch.end_lsn <= end < end_lsn for end in self._ends) and batch.transactions > 0
+        return batch.transactions > 0 and any(batch.end_lsn <= e < end_lsn for e in self._ends)
 
     def _join(self) -> None:
         """Join the first closed batch with those after it, as far as they need not stay apart.

@@ -184,8 +184,12 @@ class ChangeCapture:
         now = clock.monotonic() if self._taps else 0.0
         taps = [tap for tap in self._taps.values() if tap.apart_s is not None]
         ends = frozenset(tap.cutting_lsn for tap in taps if tap.cutting_lsn is not None)
-        unknown = [t for t in taps if t.cutting_lsn is None and now < t.cutting_until]
-        told = (stream, ends, max((t.apart_s or 0.0 for t in unknown), default=None))
+        unknown = [
+            tap.apart_s
+            for tap in taps
+            if tap.apart_s is not None and tap.cutting_lsn is None and now < tap.cutting_until
+        ]
+        told = (stream, ends, max(unknown, default=None))
         if told != self._told:
             stream.batcher.divide(*told[1:])
             self._told = told

@@ -14,6 +14,7 @@ server that decodes, and the pause while enough batches wait to be taken.
 
 from __future__ import annotations
 
+import math
 import secrets
 import threading
 from collections import deque
@@ -87,7 +88,7 @@ class CopiedStream:
             spool_bytes_min=settings.memory.transaction,
             spool_dir=settings.spool_dir,
         )
-        self._batcher.single(on=True)
+        self._batcher.divide((), math.inf)  # the cuts are made here
         self._receiver: Receiver | None = None
         self._following: Batch | None = None
         """A transaction that belongs to a later cut."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from headrace.forwarder.batcher import Cut
 from tests.forwarder.test_batcher import batcher, transaction
 
@@ -50,13 +52,13 @@ def test_the_idle_position_waits_for_what_is_still_here():  # Invariant 4
     assert b.idle_lsn == 40
 
 
-def test_single_makes_every_transaction_a_batch():
+def test_each_transaction_is_a_batch_if_none_is_ever_joined():
     b = batcher(interval_s=600.0)
     b.add(transaction(10) + transaction(20))
-    b.single(on=True)
+    b.divide((), math.inf)
     b.add(transaction(30) + transaction(40))
     batches = [b.take(0) for _ in range(3)]
     assert [(x.end_lsn, x.transactions) for x in batches] == [(20, 2), (30, 1), (40, 1)]
-    b.single(on=False)
+    b.divide((), None)
     b.add(transaction(50) + transaction(60))
     assert b.take(0) is None
