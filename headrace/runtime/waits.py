@@ -26,6 +26,8 @@ from headrace.sql.status import CursorState
 
 _LOOK_S: Final = 0.1
 """Seconds between two looks for the view that has replaced another."""
+_TAKE_S: Final = 60.0
+"""Seconds within which the worker must take over a view that has replaced another."""
 _LEAD_S: Final = 10.0
 """Seconds after which a new view need not lead to be there: the others may be too busy."""
 
@@ -46,8 +48,10 @@ class _Adopted:
     future: Future[None]
     reached_at: float | None = None
     """When it had the txid, on the monotonic clock."""
+    missing_since: float | None = None
+    """Since when the worker does not have it, on the monotonic clock."""
     look_at: float = 0.0
-    """When to look for the view that has replaced it, on the monotonic clock."""
+    """When to look for the view that has replaced it, likewise."""
 
 
 class PositionWaits:
@@ -89,36 +93,45 @@ class PositionWaits:
         for waiting in self._adopted:
             view = self._state.views.get(waiting.view_id)
             if view is None:
-                if self._is_replaced(waiting):
+                if (gone := self._gone(waiting)) is not None:
+                    _answer(waiting.future, gone)
+                else:
                     left.append(waiting)
-                    continue
-                waiting.future.set_exception(
-                    UndefinedError("the view was dropped", sqlstate="42P01")
-                )
-            elif (error := _stopped(view)) is not None and not view.owned:
+                continue
+            waiting.missing_since = None
+            if (error := _stopped(view)) is not None and not view.owned:
                 # Its table is there, so the caller must learn how to go on with it.
-                waiting.future.set_exception(error)
+                _answer(waiting.future, error)
             elif self._state.missing(view) is not None:
                 left.append(waiting)  # its worker still needs the staged states
             elif view.cursor == CursorState.PAUSED or self._leads(view, waiting):
-                waiting.future.set_result(None)
+                _answer(waiting.future, None)
             else:
                 left.append(waiting)
         self._adopted = left
         self.check()
 
-    def _is_replaced(self, waiting: _Adopted) -> bool:
-        """Return whether the view exists under another id, which is waited for from now on.
+    def _gone(self, waiting: _Adopted) -> HeadraceError | None:
+        """Return why a view that the worker does not have will not come; None: it may.
 
-        The worker may know it only later, when the resync has it adopted.
+        If it exists under another id, that one is waited for: the resync has it adopted soon.
         """
-        if clock.monotonic() < waiting.look_at:
-            return True
-        waiting.look_at = clock.monotonic() + _LOOK_S
+        now = clock.monotonic()
+        if now < waiting.look_at:
+            return None
+        waiting.look_at = now + _LOOK_S
         found = catalog.of_table(self._state.owner.conn, waiting.table_oid)
-        if found is not None:
-            waiting.view_id = found
-        return found is not None
+        if found is None:
+            return UndefinedError("the view was dropped", sqlstate="42P01")
+        waiting.view_id = found
+        if waiting.missing_since is None:
+            waiting.missing_since = now
+        if now < waiting.missing_since + _TAKE_S:
+            return None
+        return DefiniteFailure(
+            "the view was rebuilt meanwhile, but the worker has not taken it over",
+            hint="See headrace.list_views().",
+        )
 
     def _leads(self, view: View, waiting: _Adopted) -> bool:
         """Return whether a view has reached its txid, and leads or has had time to do so.
@@ -164,7 +177,7 @@ class PositionWaits:
     def give_up(self, error: HeadraceError) -> None:
         """Fail all waiters, because the engine ends."""
         for waiting in self._adopted:
-            waiting.future.set_exception(error)
+            _answer(waiting.future, error)
         self._adopted = []
         for view_id in list(self._heaps):
             self.forget(view_id, error)
@@ -195,7 +208,7 @@ def _stopped(view: View) -> HeadraceError | None:
 
 
 def _answer(future: Future[None], error: HeadraceError | None) -> None:
-    # The caller may have cancelled the future just now.
+    # The caller may have cancelled the future just now, or an error has ended the last round.
     with contextlib.suppress(InvalidStateError):
         if error is not None:
             future.set_exception(error)

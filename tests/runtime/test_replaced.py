@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import shutil
+from concurrent.futures import Future
 
 import psycopg
 import pytest
 
-from headrace.errors import UndefinedError, ViewStopped
+from headrace.errors import DefiniteFailure, UndefinedError, ViewStopped
+from headrace.runtime import waits
 from tests.compared import differs, status_of
 from tests.runtime.harness import ITEMS, create_view, settle, source_plan
 from tests.waiting import PATIENCE_S
@@ -65,6 +67,44 @@ def test_the_call_waits_for_the_view_in_its_place(waited, source, database):
     assert future.result(PATIENCE_S) is None
     settle(running, source)
     assert differs(source, "v", QUERY) == []
+
+
+def test_the_call_ends_if_nobody_has_the_other_adopted(waited, source, database, monkeypatch):
+    running, view, future, locker = waited
+    locker.rollback()
+    source.execute("DELETE FROM headrace.progress WHERE view_id = %s", (view,))
+    replace(running, source, database, view)
+    monkeypatch.setattr(waits, "_TAKE_S", 0.5)
+    forget(running, view)
+    settle(running, source)
+    with pytest.raises(DefiniteFailure, match="has not taken it over"):
+        future.result(PATIENCE_S)
+
+
+def test_an_error_of_the_catalog_answers_no_call_twice(waited, source, monkeypatch):
+    """One call was answered in the round that failed; the next round must not stumble over it."""
+    running, view, future, locker = waited
+
+    def answer_and_fail() -> list[object]:
+        engine = running.engine
+        engine.waits._adopted[:0] = [waits._Adopted(view, 0, 0, Future())]
+        known = running.book.views.pop(view)
+        with monkeypatch.context() as patch:
+            patch.setattr(waits.catalog, "of_table", outage)
+            with pytest.raises(psycopg.OperationalError):
+                engine.waits.caught_up()
+        running.book.views[view] = known
+        return []
+
+    def outage(conn: object, oid: int) -> int | None:
+        if oid == 0:
+            return None
+        raise psycopg.OperationalError("the server has gone away")
+
+    running.on(answer_and_fail)
+    locker.rollback()
+    assert future.result(PATIENCE_S) is None
+    assert running.error is None
 
 
 def test_the_call_fails_if_the_view_is_dropped(waited, source):
