@@ -401,11 +401,9 @@ class Loading:
         So they are if that view was only replaced because it lagged, but views with option
         ``from`` are filled again then (``_stop_readers``).
         """
-        seen: set[int] = set()
         while not states.is_sound(self._state.owner.conn, below):
-            seen.add(below)
             below = self._successors.get(below) or views.successor(self._state.settings, below)
-            if not below or below in seen or above.plan.feeds:
+            if not below or above.plan.feeds:
                 return False
         return True
 

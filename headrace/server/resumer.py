@@ -160,7 +160,7 @@ class Resumer:
         due = []
         early = self._early(rows)
         for row in rows:
-            if _view(row) in self._jobs or row in early:
+            if _view(row) in self._jobs or row.id in early:
                 continue
             tries = self._record_try(row)
             if tries.due(now, row.mark):
@@ -169,19 +169,19 @@ class Resumer:
                 await self._give_up(conn, row, tries)
         free = self._side_by_side - len(self._jobs)
         await states.note(conn, [row.id for row in due[:free]], _BEGUN)
-        await states.note(conn, [row.id for row in (*due[free:], *early)], _WAITS)
+        await states.note(conn, [*(row.id for row in due[free:]), *early], _WAITS)
         for row in due[:free]:
             self._jobs[_view(row)] = _Job(row, asyncio.create_task(self._resync(row)))
 
-    def _early(self, rows: Sequence[StoppedView]) -> list[StoppedView]:
-        """Return the views that read another one whose refill is under way or comes first.
+    def _early(self, rows: Sequence[StoppedView]) -> set[int]:
+        """Return the ids of views that read another one whose refill is under way or comes first.
 
         A view cannot be planned over one that has stopped.  A view below that stays stopped after
         an attempt is not waited for, so the attempt above reports it.
         """
         first = {row.id for row in rows if row.tried is None}
         first |= {job.row.id for job in self._jobs.values()}
-        return [r for r in rows if _view(r) not in self._jobs and not first.isdisjoint(r.below)]
+        return {r.id for r in rows if _view(r) not in self._jobs and not first.isdisjoint(r.below)}
 
     def _record_try(self, row: StoppedView) -> Tries:
         """Return the tries of a stopped view; new ones if a call refilled it after the last."""

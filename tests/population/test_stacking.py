@@ -190,6 +190,8 @@ def test_an_altered_view_has_other_rows(bench, below):
     query = "SELECT region, 0 AS n FROM public.customers GROUP BY region"
     request = AlterView("public.v", query)
     alter.alter_view(bench.context, bench.job(), request)
+    [now] = bench.conn.execute("SELECT id FROM headrace.views").fetchone()
+    assert below.manifest["view_id"] == now, "it is that of the altered view"
     assert "replaces" not in below.manifest
 
 

@@ -110,6 +110,7 @@ def test_after_a_signal(start_engine, database, tmp_path):
     with connect(engine.dsn), pytest.raises(psycopg.OperationalError, match="too many clients"):
         connect(engine.dsn)
     hang_up("connections_max = 5\nlog_level = 'loud'\n", '"settings not reloaded"')
+    hang_up("connections_max =\n", '"settings not reloaded"')
     hang_up("connections_max = 2\n", '"settings reloaded"')
     with connect(engine.dsn), connect(engine.dsn) as conn:
         conn.execute("CREATE TABLE t (id int PRIMARY KEY)")
