@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from headrace.errors import BugError
@@ -51,8 +53,10 @@ def test_walk_goes_in_order_of_the_text():
 
 
 def test_unreadable_text_is_a_bug():
-    with pytest.raises(BugError):
+    with pytest.raises(BugError, match="unreadable pg_node_tree at 'what' in QUERY"):
         read("{QUERY what 1}")
+    with pytest.raises(BugError):
+        read("{QUERY :name}")
 
 
 @pytest.mark.parametrize("blank", ["\u00a0", "\u2003", "\x85", "\r", "\x0b", "\x1c"])
@@ -64,28 +68,28 @@ def test_a_name_ends_only_where_postgres_says(blank):
 
 
 class Counted:
-    """Finds tokens, and counts the requested tokens and those alive at once."""
+    """A pattern that counts its matches."""
 
-    def __init__(self) -> None:
-        self.tokens = 0
-        self._find = nodetree._TOKEN.finditer
+    def __init__(self, pattern: re.Pattern[str]) -> None:
+        self.found = 0
+        self._pattern = pattern
 
-    def finditer(self, *where):
-        for found in self._find(*where):
-            self.tokens += 1
-            yield found
+    def match(self, *where):
+        self.found += 1
+        return self._pattern.match(*where)
 
 
 def test_the_bytes_of_a_constant_are_no_tokens(monkeypatch):
     """A text of 900 kB is a constant of as many numbers in its tree."""
-    counted = Counted()
-    monkeypatch.setattr(nodetree, "_TOKEN", counted)
+    tokens, fields = Counted(nodetree._TOKEN), Counted(nodetree._FIELD)
+    monkeypatch.setattr(nodetree, "_TOKEN", tokens)
+    monkeypatch.setattr(nodetree, "_FIELD", fields)
     values = [at % 256 for at in range(900_000)]
     signed = " ".join(str(v - 256 if v > 127 else v) for v in values)
     node = read(f"{{CONST :constlen -1 :constvalue {len(values)} [ {signed} ] :location 7}}")
     assert node.fields["constvalue"] == bytes(values)
     assert node.number("location") == 7
-    assert counted.tokens < 20
+    assert tokens.found + fields.found < 20
 
 
 def test_equal_words_of_a_tree_are_one_string():
@@ -100,7 +104,7 @@ def test_equal_words_of_a_tree_are_one_string():
     assert len({id(name) for name in names}) == 4
 
 
-@pytest.mark.parametrize("cut", ["{QUERY :a", "{QUERY :a 1", "({X :n 1}"])
+@pytest.mark.parametrize("cut", ["{QUERY", "{QUERY :abc", "{QUERY :abc 1", "({X :n 1}", "(i 1"])
 def test_a_tree_that_ends_too_early(cut):
     with pytest.raises(BugError, match="ends too early"):
         read_nodes(f"({cut}")

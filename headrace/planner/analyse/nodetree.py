@@ -18,9 +18,15 @@ from typing import Final
 from headrace.errors import BugError
 from headrace.planner import limits
 
-# Only the characters that Postgres treats as blanks and escapes in names may end a token.
-_TOKEN: Final = re.compile(r"[(){}]|(?:\\.|[^ \n\t(){}\\])+", re.DOTALL)
+# Only the characters that Postgres treats as blanks and escapes in names may end a word.  Words
+# are matched whole, never a part of one.
+_BLANKS: Final = r"[ \n\t]*+"
+_WORD: Final = r"(?:\\.|[^ \n\t(){}\\])++"
+_TOKEN: Final = re.compile(rf"{_BLANKS}([(){{}}]|{_WORD})", re.DOTALL)
+_FIELD: Final = re.compile(rf"{_BLANKS}(?:\}}|:({_WORD}){_BLANKS}([({{]|{_WORD}))", re.DOTALL)
+"""A field's name with its value, or the beginning of the value; no groups: the node ends."""
 _ESCAPE: Final = re.compile(r"\\(.)", re.DOTALL)
+_OCTETS: Final = {str(number): number & 0xFF for number in range(-128, 256)}
 _WORDS_MAX: Final = 10_000
 _PIECE: Final = 65_536
 """Number of characters of a constant's bytes that are read at once."""
@@ -139,7 +145,7 @@ def frozen(value: object) -> Hashable:
 
 
 class _Reader:
-    """Reads one token after the other.
+    """Reads one field or token after the other.
 
     A tree is many times larger than its query.  So tokens are produced lazily, equal words share
     one string, and the bytes of constants are read without tokens.
@@ -148,10 +154,9 @@ class _Reader:
     def __init__(self, text: str) -> None:
         limits.check_tree(len(text))
         self._text = text
-        self._tokens = _TOKEN.finditer(text)
-        self._words: dict[str, str] = {}
-        self._end = 0
+        self._at = 0
         """Offset of the end of the last token."""
+        self._words: dict[str, str] = {}
 
     def value(self) -> object:
         return self._value(self._next())
@@ -163,28 +168,35 @@ class _Reader:
             return self._list()
         if token == "<>":
             return None
-        return _unescape(token)
-
-    def _next(self) -> str:
-        found = next(self._tokens, None)
-        if found is None:
-            raise BugError("a pg_node_tree ends too early")
-        self._end = found.end()
-        token = found.group()
+        if token[0] == '"' or "\\" in token:
+            token = _unescape(token)
         if len(self._words) < _WORDS_MAX:
             return self._words.setdefault(token, token)
         return self._words.get(token, token)
 
+    def _next(self) -> str:
+        found = _TOKEN.match(self._text, self._at)
+        if found is None:
+            raise BugError("a pg_node_tree ends too early")
+        self._at = found.end()
+        return found.group(1)
+
     def _node(self) -> Node:
         limits.check()
-        kind = self._next()
+        kind = sys.intern(self._next())
         node = Node(_OLD_LABELS.get(kind, kind))
-        while (name := self._next()) != "}":
-            if not name.startswith(":"):
-                raise BugError(f"unreadable pg_node_tree at {name!r} in {kind}")
-            field_name = sys.intern(name[1:])
-            node.fields[field_name] = self._datum() if name == ":constvalue" else self.value()
-        return node
+        fields, text, field_at = node.fields, self._text, _FIELD.match
+        while found := field_at(text, self._at):
+            self._at = found.end()
+            name, token = found.groups()
+            if name is None:
+                return node
+            name = sys.intern(name)
+            fields[name] = self._datum(token) if name == "constvalue" else self._value(token)
+        token = self._next()
+        if token[0] == ":":
+            raise BugError("a pg_node_tree ends too early")
+        raise BugError(f"unreadable pg_node_tree at {token!r} in {kind}")
 
     def _list(self) -> list[object]:
         out: list[object] = []
@@ -196,19 +208,18 @@ class _Reader:
             token = self._next()
         return out
 
-    def _datum(self) -> bytes | None:
-        length = self._next()
+    def _datum(self, length: str) -> bytes | None:
         if length == "<>":
             return None
         text = self._text
-        at, end = text.index("[", self._end) + 1, text.index("]", self._end)
+        at, end = text.index("[", self._at) + 1, text.index("]", self._at)
         octets = bytearray()
         while at < end:
             piece = text.find(" ", min(at + _PIECE, end), end)
             until = end if piece < 0 else piece
-            octets += bytes(int(number) & 0xFF for number in text[at:until].split())
+            octets += bytes(map(_OCTETS.__getitem__, text[at:until].split()))
             at = until
-        self._tokens = _TOKEN.finditer(text, end + 1)
+        self._at = end + 1
         return bytes(octets[: int(length)])
 
 
