@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
-from typing import ClassVar, Final, Self
+from typing import Any, ClassVar, Final, Self
 
 MESSAGE_CHARS_MAX: Final = 4_000
 DETAIL_CHARS_MAX: Final = 64_000
@@ -179,6 +179,17 @@ class UnsupportedError(UserError):
 
 class SystemRelationError(UnsupportedError):
     """The query reads a system relation, or one of Headrace's own."""
+
+
+class StoppedBelowError(UserError):
+    """The query reads a Headrace view that has stopped."""
+
+    sqlstate = "55000"
+
+    def __init__(self, message: str, *, view: str = "", **more: Any) -> None:
+        """Create the error; ``view``: qualified and quoted name of the view that has stopped."""
+        super().__init__(message, **more)
+        self.view = view
 
 
 class SyntaxUserError(UserError):
@@ -389,6 +400,7 @@ class FencedError(BugError):
 
 Wire = dict[str, str]
 _KIND: Final = "K"
+_VIEW: Final = "view"
 _STEP: Final = "repair_step"
 _THEN: Final = "repair_then"
 
@@ -399,6 +411,8 @@ def to_wire(error: HeadraceError) -> Wire:
     wire = {**error.fields(), _KIND: known.__name__}
     if error.repair is not None:
         wire |= {_STEP: error.repair.step, _THEN: error.repair.then.name}
+    if isinstance(error, StoppedBelowError):
+        wire[_VIEW] = error.view
     return wire
 
 
@@ -408,8 +422,10 @@ def from_wire(wire: Wire) -> HeadraceError:
     if not (isinstance(kind, type) and issubclass(kind, HeadraceError)):
         kind = HeadraceError
     repair = Repair(wire[_STEP], Then[wire[_THEN]]) if _THEN in wire else None
+    more = {"view": wire.get(_VIEW, "")} if issubclass(kind, StoppedBelowError) else {}
     return kind(
         wire.get("M", "unknown error"),
+        **more,
         detail=wire.get("D"),
         hint=repair or wire.get("H"),
         position=int(wire["P"]) if "P" in wire else None,

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import itertools
+import re
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -46,6 +48,27 @@ def test_a_repair_is_no_field_of_the_postgres_protocol():
         "M": "denied",
         "H": "Run: GRANT x; then the view goes on by itself.",
     }
+
+
+def test_names_in_the_calls_that_hints_name_are_literals():
+    """``tokens.argument`` quotes them; ``View.argument`` is one without its outer quotes."""
+    found = []
+    for path in sorted(Path(headrace.__file__).parent.rglob("*.py")):
+        tree = ast.parse(path.read_text())
+        texts = [node for node in ast.walk(tree) if isinstance(node, ast.JoinedStr)]
+        found += [f"{path.name}:{node.lineno}" for node in texts if bare_name(node)]
+    assert [place for place in found if not place.startswith("calls.py:")] == []
+
+
+def bare_name(text: ast.JoinedStr) -> bool:
+    """Whether quotes of a call's argument stand around any value, which may contain quotes."""
+    return any(
+        isinstance(before, ast.Constant)
+        and re.search(r"headrace\.\w+\('$", before.value)
+        and isinstance(value, ast.FormattedValue)
+        and ast.unparse(value.value) not in ("view.argument", "argument")
+        for before, value in itertools.pairwise(text.values)
+    )
 
 
 def test_no_code_decides_by_the_text_of_a_hint():

@@ -23,6 +23,7 @@ from headrace.collections.base import columns_of, cut, decode, encode
 from headrace.collections.plan import SourceSpec
 from headrace.errors import StateDamaged
 from headrace.kernels import copytext, packed, text
+from headrace.postgres import tokens
 from headrace.types import Schema, diff_batch
 
 ROWS: Final = 0
@@ -110,7 +111,7 @@ class Remaining:
         if any(count > self._waiting[row] for row, count in gone.items()):
             raise StateDamaged(
                 f"the table of view {self._fed.view} lacks rows that the view has written",
-                hint=f"CALL headrace.resync_view('{self._fed.view}').",
+                hint=f"CALL headrace.resync_view({tokens.argument(self._fed.view)}).",
             )
         rows = [*(self._waiting - gone).elements()]
         weights = np.ones(len(rows), np.int64)

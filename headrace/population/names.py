@@ -8,6 +8,7 @@ from typing import Any, Final
 import psycopg
 
 from headrace.errors import DuplicateError, PrivilegeError, UndefinedError, UserError
+from headrace.postgres import tokens
 from headrace.postgres.acting import act_as
 from headrace.postgres.connect import Connection
 from headrace.sql import views
@@ -270,9 +271,10 @@ def _check_free(conn: Connection, namespace: int, schema: str, name: str) -> Non
     if row[1]:
         raise DuplicateError(f'type "{name}" already exists', sqlstate="42710")
     if views.is_taken(conn, schema, name):
+        argument = tokens.argument(tokens.qualified(schema, name))
         raise DuplicateError(
             f'view "{name}" already exists',
             detail="Its result table was dropped or renamed.",
-            hint=f"CALL headrace.drop_view('{schema}.{name}') removes what is left of it.",
+            hint=f"CALL headrace.drop_view({argument}) removes what is left of it.",
             sqlstate="42P07",
         )

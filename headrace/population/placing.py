@@ -25,6 +25,7 @@ from headrace.planner.placement.operators import Costs
 from headrace.planner.placement.place import Strategy
 from headrace.planner.placement.star import StarPlacement, Station, cheapest, place_star
 from headrace.planner.placement.topology import ORDINARY_BYTES_S, TopologyLink
+from headrace.postgres import tokens
 from headrace.postgres.connect import Connection
 from headrace.sql import links, nodes
 from headrace.sql.links import LinkFacts
@@ -281,7 +282,7 @@ def check_known(conn: Connection, name: str) -> None:
     there = ", ".join([MAIN, *(node.name for node in nodes.listed(conn))])
     raise UndefinedError(
         f'worker "{name}" does not exist',
-        hint=f"There are: {there}. CALL headrace.add_worker('{name}') makes it."
+        hint=f"There are: {there}. CALL headrace.add_worker({tokens.argument(name)}) makes it."
         f" Strategies: {', '.join(STRATEGIES)}.",
     )
 

@@ -180,6 +180,11 @@ def doubled(text: str) -> str:
     return text.replace("'", "''")
 
 
+def argument(name: str) -> str:
+    """Return a name, quoted where it must be, as an argument of a call: a literal of SQL."""
+    return f"'{doubled(name)}'"
+
+
 def split(text: str) -> list[str]:
     """Split ``text``: tokens are at odd indexes, the text between them at even ones."""
     out: list[str] = []

@@ -10,6 +10,7 @@ import contextlib
 import itertools
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Mapping
+from functools import partial
 from typing import Any, Final, Protocol
 
 import msgspec
@@ -227,13 +228,13 @@ class Commands:
 
         if request.options.block:
             started = clock.monotonic()
-            answer = await self._ask(verb, request, progress)
+            answer = await self._ask(verb, request, report, progress)
             reporter.flush()
             _say(answer, report)
             if "rows" in answer:  # else it existed already
                 report(ready(int(answer["rows"]), clock.monotonic() - started))
             return
-        task = asyncio.create_task(self._ask(verb, request, progress))
+        task = asyncio.create_task(self._ask(verb, request, report, progress))
         if later is not None:
             task.add_done_callback(
                 lambda done: None if done.cancelled() else later(done.exception())
@@ -270,7 +271,7 @@ class Commands:
         reporter = None
         if isinstance(request, ViewRequest):
             reporter = Reporter(request.name, report, steps=verb.tells)
-        answer = await self._ask(verb, request, reporter)
+        answer = await self._ask(verb, request, report, reporter)
         if isinstance(answer, dict) and "others" in answer and self._see is not None:
             slow = await self._see(answer["others"])
             answer["notice"] = "; ".join(filter(None, (answer.get("notice"), slow)))
@@ -287,9 +288,30 @@ class Commands:
         await self._waits.wait_for(request)
 
     async def _ask(
-        self, verb: Verb, request: Request, progress: Callable[[dict[str, Any]], None] | None = None
+        self,
+        verb: Verb,
+        request: Request,
+        report: Report,
+        progress: Callable[[dict[str, Any]], None] | None,
     ) -> Any:
-        """Send the request to the verb's process, and return its answer."""
+        """Send the request to the verb's process, and return its answer.
+
+        If the query reads a view that is being refilled, the request waits for the refill.
+        """
+        while True:
+            try:
+                return await self._asked(verb, request, progress)
+            except errors.StoppedBelowError as stopped:
+                below = WaitFor(stopped.view, caller=request.caller, settings=request.settings)
+                told = f"waiting for view {stopped.view}, which is being filled again"
+                waits = self._waits
+                if waits is None or not await waits.runs(below, partial(report, told)):
+                    raise
+
+    async def _asked(
+        self, verb: Verb, request: Request, progress: Callable[[dict[str, Any]], None] | None
+    ) -> Any:
+        """Send the request once."""
         if verb.by == "commander":
             return await self._here[verb.name](request)
         gone = errors.TransientError(f"the {verb.by} process is not running")

@@ -120,6 +120,17 @@ class SessionWaits:
                 hint="See headrace.list_views() for its status and lag.",
             ) from error
 
+    async def runs(self, request: WaitFor, refilled: Callable[[], None]) -> bool:
+        """Return whether the view runs; call ``refilled`` and wait while it is being refilled."""
+        try:
+            target = await self._target(request)
+            if target.mending:
+                refilled()
+                await self._mended(target, request)
+        except HeadraceError:
+            return False
+        return True
+
     async def _sources(self, target: WaitTarget) -> dict[str, str]:
         """Return the other databases that the view reads: their DSNs by name."""
         async with self._lock:

@@ -21,6 +21,7 @@ from headrace.population import names, staging
 from headrace.population.context import JobContext
 from headrace.population.job import Job
 from headrace.population.populate import unpublish_unused
+from headrace.postgres import tokens
 from headrace.postgres.connect import Connection
 from headrace.process import faults
 from headrace.sql import reads, schemas, views
@@ -136,7 +137,7 @@ def _lock_row(conn: Connection, view: ViewRow) -> None:
             f"cannot drop view {view.shown} because other views read it",
             detail="\n".join(f"view {user} reads view {view.shown}" for user in users),
             hint="Drop these first: "
-            + " ".join(f"CALL headrace.drop_view('{user}');" for user in users),
+            + " ".join(f"CALL headrace.drop_view({tokens.argument(user)});" for user in users),
             sqlstate="2BP01",
         )
 

@@ -33,10 +33,11 @@ from headrace.population.loader import Loaded, Loader, sizes_of
 from headrace.population.snapshot import Snapshot
 from headrace.population.staging import Staging
 from headrace.population.tables import TableChanged, TableSize
+from headrace.postgres import tokens
 from headrace.postgres.connect import Connection
 from headrace.sql.nodes import MAIN
 from headrace.sql.views import StoredView, ViewRow
-from headrace.views.resync import Replanned, argument, owner_of, plan_again
+from headrace.views.resync import Replanned, owner_of, plan_again
 
 _PIECE_BYTES: Final = 1 << 20
 _SELECT: Final = "SELECT * FROM"
@@ -51,7 +52,7 @@ class ExpectedRows(Loader):
         name = f"{view.schema}.{view.name}"
         super().__init__(context, job, again.planned, stored.options, again.under, name)
         self._shown = view.shown
-        self._argument = argument(view)
+        self._argument = tokens.argument(view.shown)
         self._staged = staging.of_proof(self._settings.staging_dir, job.name)
         self._mode = choice.SPARK
         """Where the rows were computed."""

@@ -17,6 +17,7 @@ from headrace.errors import DuplicateError, UndefinedError, UnsupportedError, Us
 from headrace.population import names
 from headrace.population.context import JobContext
 from headrace.population.job import Job
+from headrace.postgres import tokens
 from headrace.postgres.connect import Connection
 from headrace.sql import history, points, views
 from headrace.sql.points import Point
@@ -91,7 +92,7 @@ def drop_connection_point(context: JobContext, job: Job, request: DropPoint) -> 
                 f'cannot drop connection point "{request.name}" because views are fed from it',
                 detail="\n".join(f"view {one} is fed from it" for one in fed),
                 hint="Drop these first: "
-                + " ".join(f"CALL headrace.drop_view('{one}');" for one in fed),
+                + " ".join(f"CALL headrace.drop_view({tokens.argument(one)});" for one in fed),
                 sqlstate="2BP01",
             )
         if not points.delete(conn, request.name):

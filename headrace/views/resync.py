@@ -166,14 +166,8 @@ def plan_again(
     except HeadraceError as error:
         if error.code != _UNDEFINED_COLUMN:
             raise
-        call = f"CALL headrace.alter_view({argument(view)}, query)"
+        call = f"CALL headrace.alter_view({tokens.argument(view.shown)}, query)"
         raise error.again(hint=f"{call} gives it a query of columns that there are.") from None
-
-
-def argument(view: ViewRow) -> str:
-    """Return the view's name as an argument of a call: a literal of SQL."""
-    name = f"{tokens.identifier(view.schema)}.{tokens.identifier(view.name)}"
-    return f"'{tokens.doubled(name)}'"
 
 
 def _plan_again(

@@ -45,6 +45,7 @@ from headrace.population.elsewhere import SourceSnapshots
 from headrace.population.job import Job
 from headrace.population.reader import prove
 from headrace.population.snapshot import SnapshotRef
+from headrace.postgres import tokens
 from headrace.postgres.acting import become
 from headrace.postgres.connect import Connection
 from headrace.postgres.failures import as_headrace
@@ -196,7 +197,7 @@ def _check_functions(conn: Connection, view: ViewRow) -> None:
         raise UnsupportedError(
             f"verifying a view that calls {function} is not supported",
             detail="User-defined code runs only where it has no rights.",
-            hint=f"CALL headrace.resync_view('{view.schema}.{view.name}')"
+            hint=f"CALL headrace.resync_view({tokens.argument(view.shown)})"
             " says how many rows it had to change.",
         )
 

@@ -279,7 +279,9 @@ def _why(
         counted = [(table, table.count) for table in contributions.tables.values()]
         constants, peers = relations.constants, relations.partitions
     if not result.count:
-        hint = f"headrace.why_not({_argument(subject.view)}, …) says where it is dropped"
+        hint = (
+            f"headrace.why_not({tokens.argument(subject.view.shown)}, …) says where it is dropped"
+        )
         return {"rows": [], "notices": [f"view {subject.view.shown} has no such row; {hint}"]}
     schema = subject.physical.sink.schema
     batch = consolidated(schema, result.batch)
@@ -355,7 +357,3 @@ def _quoted(conn: Connection, schema: str, name: str) -> str:
         "SELECT format('%%I.%%I', %s::text, %s::text)", (schema, name)
     ).fetchone()
     return str(row[0])
-
-
-def _argument(view: ViewRow) -> str:
-    return f"'{tokens.doubled(view.shown)}'"

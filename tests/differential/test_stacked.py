@@ -196,7 +196,7 @@ class History:
         return psycopg.connect(self.engine.dsn, autocommit=True, prepare_threshold=None)
 
     def call(self, verb: str, *values: str) -> None:
-        """Make a call; a view that is being filled anew is waited for."""
+        """Make a call, again while another job uses the view."""
         marks = ", ".join(["%s"] * len(values))
 
         def called() -> bool:
@@ -204,10 +204,6 @@ class History:
                 conn.execute(f"CALL headrace.{verb}({marks})", values)
             except psycopg.errors.ObjectInUse:
                 return False
-            except psycopg.errors.FeatureNotSupported as error:
-                if "cannot be read: its status is error" not in str(error):
-                    raise
-                return False  # a view below it is being filled anew
             return True
 
         with self.connected() as conn:

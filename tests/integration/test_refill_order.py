@@ -49,6 +49,44 @@ def test_all_views_above_an_altered_one_come_back_without_an_error(engine, comma
     assert '"view stays stopped"' not in engine.log[before:]
 
 
+def test_a_view_over_one_that_is_being_refilled_is_created_once_that_has_rows(
+    engine, commander, source
+):
+    notices: list[str] = []
+    commander.add_notice_handler(lambda told: notices.append(told.message_primary or ""))
+    create = "CALL headrace.create_view(%s, %s)"
+    commander.execute(create, ("low", LOW))
+    for name, query in ABOVE.items():
+        commander.execute(create, (f'"{name}"', query))
+    newest = "SELECT n + max AS m FROM (SELECT n, max(x) FROM top GROUP BY 1) s"
+    for low in (OTHER, LOW, OTHER):
+        commander.execute("CALL headrace.alter_view('low', %s)", (low,))
+        commander.execute(create, ("newest", newest))
+        query = f"WITH top AS ({whole(low, 'top')}) {newest}"
+        assert differs(source, "newest", query) == []
+        commander.execute("CALL headrace.drop_view('newest')")
+    assert any("which is being filled again" in told for told in notices), notices
+
+
+def test_a_view_over_one_that_stays_stopped_is_refused_with_a_remedy(commander, source):
+    """Its name needs quotes of every kind."""
+    name = """public."it's \\ ""this""\""""
+    create = "CALL headrace.create_view(%s, %s)"
+    commander.execute(create, (name, "SELECT id, 10 / x AS y FROM items"))
+    source.execute("UPDATE items SET x = 0 WHERE id = 5")
+    with pytest.raises(psycopg.errors.ObjectNotInPrerequisiteState):
+        commander.execute("CALL headrace.wait_for(%s)", (name,))
+    above = f"SELECT max(y) AS y FROM {name}"
+    with pytest.raises(psycopg.errors.ObjectNotInPrerequisiteState) as refused:
+        commander.execute(create, ("above", above))
+    assert f"view {name} cannot be read: its status is error" in str(refused.value)
+    source.execute("UPDATE items SET x = 2 WHERE id = 5")
+    hint = refused.value.diag.message_hint or ""
+    commander.execute(hint.removeprefix("Run ").removesuffix(" first."))
+    commander.execute(create, ("above", above))
+    assert differs(source, "above", above) == []
+
+
 def wait(engine, name: str) -> None:
     """Wait for a view on a connection of its own."""
     with psycopg.connect(engine.dsn, autocommit=True) as conn:

@@ -28,6 +28,7 @@ from psycopg.pq import TransactionStatus
 from headrace.errors import (
     PrerequisiteError,
     PrivilegeError,
+    StoppedBelowError,
     UndefinedError,
     UnsupportedError,
     UserError,
@@ -57,6 +58,7 @@ from headrace.planner.request import PlanRequest
 from headrace.postgres import acting
 from headrace.postgres.connect import Connection
 from headrace.postgres.settings import FUNCTION_PATH
+from headrace.postgres.tokens import argument, qualified
 from headrace.sql import results, views
 from headrace.sql.results import ReadView
 from headrace.sql.status import Status
@@ -371,19 +373,20 @@ class Sources:
 
     def _result_tree(self, oid: int, result: ReadView, *, direct: bool) -> Tree:
         """Return the query of a Headrace view; it runs entirely with its owner's rights."""
-        name = result.name
+        name = qualified(result.schema_name, result.view_name)
         if result.owner is None:
             raise UnsupportedError(
                 f"view {name} cannot be read: the role that owned it was dropped",
-                hint=f"CALL headrace.set_owner('{name}', role) gives it a new owner.",
+                hint=f"CALL headrace.set_owner({argument(name)}, role) gives it a new owner.",
             )
         key = (oid, result.owner, result.owner, direct)
         if key in self._expanded:
             return self._expanded[key]
         if result.status not in self._readable:
-            raise UnsupportedError(
+            raise StoppedBelowError(
                 f"view {name} cannot be read: its status is {result.status}",
-                hint=f"Run CALL headrace.resync_view('{name}') first.",
+                hint=f"Run CALL headrace.resync_view({argument(name)}) first.",
+                view=name,
             )
         if result.canonical is None:
             raise UnsupportedError(
@@ -404,15 +407,15 @@ class Sources:
             raise UnsupportedError(
                 f"view {name} cannot be read: {why}",
                 detail="An object in its query was dropped.",
-                hint=f"Run CALL headrace.alter_view('{name}', query) without it.",
+                hint=f"Run CALL headrace.alter_view({argument(name)}, query) without it.",
             ) from error
         self.texts.append(bound.canonical_sql)
-        self.results[oid] = name
+        self.results[oid] = result.name
         if not self._sees(result.owner):
-            self.private.add(name)
+            self.private.add(result.name)
             self.discreet = True
         self._expanded[key] = placeless(bound.tree)
-        self._through.append((oid, name))
+        self._through.append((oid, result.name))
         self._expand(bound.tree, bound.oid, _Reader(result.owner, result.owner, each=direct))
         self._through.pop()
         self._check_settings(result, bound.tree)
