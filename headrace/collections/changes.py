@@ -76,6 +76,11 @@ class TableChanges:
         return bool(self._once(self._truncated))
 
     @property
+    def only_inserts(self) -> bool:
+        """Whether every change inserts a row."""
+        return bool(self._once(self._only_inserts))
+
+    @property
     def olds(self) -> np.ndarray:
         """How much of each old row the stream carries: nothing, the key or all."""
         return cast("np.ndarray", self._once(self._numbers, "__old"))
@@ -147,6 +152,13 @@ class TableChanges:
         """
         return cast("tuple[list[pa.Array], int] | None", self._once(self._came, columns))
 
+    def distinct(self, column: SourceColumn) -> frozenset[object]:
+        """Return the values of a column in inserted and updated rows; None is NULL.
+
+        REQUIRES: no value is an unsent TOAST value.
+        """
+        return cast("frozenset[object]", self._once(self._distinct, column))
+
     def packed(self, columns: tuple[SourceColumn, ...]) -> Packed:
         """Return the new rows, with these columns.
 
@@ -170,6 +182,9 @@ class TableChanges:
 
     def _truncated(self) -> bool:
         return bool((self.ops == source.TRUNCATE).any())
+
+    def _only_inserts(self) -> bool:
+        return bool((self.ops == source.INSERT).all())
 
     def _first_lsn(self) -> int:
         lsns = self._numbers("__lsn")
@@ -198,6 +213,10 @@ class TableChanges:
         if len(places) < self.batch.num_rows:
             values = [value.take(pa.array(places)) for value in values]
         return values, len(places)
+
+    def _distinct(self, column: SourceColumn) -> frozenset[object]:
+        came = self.came((column,))
+        return frozenset() if came is None else frozenset(came[0][0].to_pylist())
 
     def _packed(self, columns: tuple[SourceColumn, ...]) -> Packed:
         # The values of key columns are the same without the old row (``_value``).

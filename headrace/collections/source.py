@@ -19,6 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from headrace.collections import plan
+from headrace.collections.allowed_values import allowed_values
 from headrace.collections.base import Collection, cut, decode, encode
 from headrace.collections.changes import WHOLE_ROW, KeySlots, TableChanges
 from headrace.collections.plan import SourceColumn
@@ -131,6 +132,7 @@ class Source(Collection):
         self._told = {f"n:{c.attnum}" for c in self._load_columns}
         self._apart = {f"u:{c.attnum}" for c in self._load_columns}
         self._wanted = Program(node.wanted, None) if node.wanted else None
+        self._allowed = [(node.columns[i], known) for i, known in allowed_values(node.wanted)]
         self.made: TableChanges | None = None
         """Cached columns and keys of the next change batch, shared with other views."""
         self._state: MapState
@@ -168,13 +170,20 @@ class Source(Collection):
             return True
         if changes.truncated:
             return True
-        came = changes.came(node.columns)
-        if came is not None and pc.any(_mask(self._wanted, *came)).as_py():
-            return True
+        if self._may_want(changes):
+            came = changes.came(node.columns)
+            if came is not None and pc.any(_mask(self._wanted, *came)).as_py():
+                return True
+        if changes.only_inserts:
+            return False
         slots = changes.slots(node.key)
         if slots.lost:
             raise self._identity_changed()
         return buffers.some(self._state.get_many(slots.keys).valid)
+
+    def _may_want(self, changes: TableChanges) -> bool:
+        """Return whether new rows have values that are allowed; one look serves many views."""
+        return not any(known.isdisjoint(changes.distinct(one)) for one, known in self._allowed)
 
     @property
     def _table(self) -> str:
