@@ -62,6 +62,7 @@ class WaitTarget:
     """Whether the caller may see why the view does not run."""
     beyond: bool
     """Whether other databases must also come as far as they are now."""
+    status: str
     mending: bool
     """Whether the view has stopped and is refilled automatically."""
 
@@ -126,10 +127,10 @@ class SessionWaits:
             target = await self._target(request)
             if target.mending:
                 refilled()
-                await self._mended(target, request)
+                target = await self._mended(target, request)
         except HeadraceError:
             return False
-        return True
+        return target.status == Status.RUNNING
 
     async def _sources(self, target: WaitTarget) -> dict[str, str]:
         """Return the other databases that the view reads: their DSNs by name."""
@@ -233,7 +234,14 @@ class SessionWaits:
         assert found.id is not None, "it exists"
         wanted = record_end(parse_lsn(found.lsn), self._block, self._segment)
         return WaitTarget(
-            found.id, found.name, wanted, found.timeout, found.owns, found.beyond, mending
+            found.id,
+            found.name,
+            wanted,
+            found.timeout,
+            found.owns,
+            found.beyond,
+            found.status,
+            mending,
         )
 
     async def _asked(self, asked: dict[str, Any], request: WaitFor) -> WaitedView:

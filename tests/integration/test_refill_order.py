@@ -8,7 +8,7 @@ import psycopg
 import pytest
 
 from tests.compared import differs
-from tests.waiting import PATIENCE_S
+from tests.waiting import PATIENCE_S, wait_until
 
 pytestmark = pytest.mark.shared_engine
 
@@ -85,6 +85,25 @@ def test_a_view_over_one_that_stays_stopped_is_refused_with_a_remedy(commander, 
     commander.execute(hint.removeprefix("Run ").removesuffix(" first."))
     commander.execute(create, ("above", above))
     assert differs(source, "above", above) == []
+
+
+def test_a_view_over_one_whose_table_is_locked_is_refused_until_it_goes_on(
+    engine, commander, source
+):
+    create = "CALL headrace.create_view(%s, %s)"
+    commander.execute(create, ("low", LOW))
+    status = "SELECT status FROM headrace.views"
+    above = "SELECT max(x) AS x FROM low"
+    with psycopg.connect(engine.source) as holder:
+        holder.execute("LOCK TABLE low IN EXCLUSIVE MODE")
+        source.execute("UPDATE items SET x = x + 1 WHERE id = 3")
+        wait_until(lambda: source.execute(status).fetchone() == ("sink_error",), "it is locked")
+        with pytest.raises(psycopg.errors.ObjectNotInPrerequisiteState) as refused:
+            commander.execute(create, ("above", above))
+        assert "Call again when its table can be written" in str(refused.value)
+    wait_until(lambda: source.execute(status).fetchone() == ("running",), "it goes on")
+    commander.execute(create, ("above", above))
+    assert differs(source, "above", f"WITH low AS ({LOW}) {above}") == []
 
 
 def wait(engine, name: str) -> None:

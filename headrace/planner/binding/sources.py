@@ -385,7 +385,7 @@ class Sources:
         if result.status not in self._readable:
             raise StoppedBelowError(
                 f"view {name} cannot be read: its status is {result.status}",
-                hint=f"Run CALL headrace.resync_view({argument(name)}) first.",
+                hint=_first(name, result.status),
                 view=name,
             )
         if result.canonical is None:
@@ -488,3 +488,10 @@ def describe(sources: Sources) -> str:
 
 def _quoted(schema: str, name: str) -> str:
     return sql.Identifier(schema, name).as_string()
+
+
+def _first(name: str, status: Status) -> str:
+    """Return the hint for a query that reads a view of that status."""
+    if status == Status.SINK_ERROR:
+        return "Call again when its table can be written; headrace.list_views() says what fails."
+    return f"Run CALL headrace.resync_view({argument(name)}) first."
