@@ -903,7 +903,9 @@ def unpacked(source: str) -> list[int]:
 
 
 def test_calls_are_written_normally() -> None:
-    found = [f"{p.relative_to(ROOT)}:{n}" for p in MODULES for n in unpacked(p.read_text())]
+    texts = {path: path.read_text() for path in MODULES}
+    some = {path: text for path, text in texts.items() if re.search(r"\*[(\[]", text)}
+    found = [f"{p.relative_to(ROOT)}:{n}" for p, text in some.items() for n in unpacked(text)]
     assert not found, f"write the arguments of the call without unpacking a tuple: {found}"
 
 
@@ -933,7 +935,8 @@ def restarts(source: str) -> set[str]:
 
 
 def test_no_view_restarts_the_stream() -> None:
-    found = {p.name: names for p in MODULES if (names := restarts(p.read_text()))}
+    texts = {path.name: text for path in MODULES if "rewind_soon" in (text := path.read_text())}
+    found = {name: functions for name, text in texts.items() if (functions := restarts(text))}
     assert found == RESTARTS, "a view that lacks batches reads them by itself (catching_up.py)"
 
 
