@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import itertools
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -53,8 +54,7 @@ def test_a_repair_is_no_field_of_the_postgres_protocol():
 def test_names_in_the_calls_that_hints_name_are_literals():
     """``tokens.argument`` quotes them; ``View.argument`` is one without its outer quotes."""
     found = []
-    for path in sorted(Path(headrace.__file__).parent.rglob("*.py")):
-        tree = ast.parse(path.read_text())
+    for path, tree in parsed(r"headrace\.\w+\('"):
         texts = [node for node in ast.walk(tree) if isinstance(node, ast.JoinedStr)]
         found += [f"{path.name}:{node.lineno}" for node in texts if bare_name(node)]
     assert [place for place in found if not place.startswith("calls.py:")] == []
@@ -73,10 +73,16 @@ def bare_name(text: ast.JoinedStr) -> bool:
 
 def test_no_code_decides_by_the_text_of_a_hint():
     found = []
-    for path in sorted(Path(headrace.__file__).parent.rglob("*.py")):
-        tree = ast.parse(path.read_text())
+    for path, tree in parsed(r"\.hint\b"):
         found += [f"{path.name}:{node.lineno}" for node in ast.walk(tree) if reads_text(node)]
     assert found == []
+
+
+def parsed(wanted: str) -> Iterator[tuple[Path, ast.Module]]:
+    """Yield the modules of ``headrace`` in whose text ``wanted`` occurs."""
+    for path in sorted(Path(headrace.__file__).parent.rglob("*.py")):
+        if re.search(wanted, text := path.read_text()):
+            yield path, ast.parse(text)
 
 
 def reads_text(node: ast.AST) -> bool:

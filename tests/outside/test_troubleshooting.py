@@ -1,6 +1,7 @@
 """Each message that the page explains exists: its text is in the source."""
 
 import ast
+import functools
 import re
 from pathlib import Path
 
@@ -10,6 +11,7 @@ QUOTED = re.compile(r"^\| `([^`]+)`", re.MULTILINE)
 LEAST = 30
 
 
+@functools.cache
 def texts() -> list[str]:
     """Return all strings of the source, with … for inserted values, and all SQL files."""
     out = []
