@@ -174,9 +174,10 @@ def calls() -> Iterator[tuple[str, str, str]]:
         for node in ast.walk(limits.tree(path)):
             if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
                 continue
-            level, of = node.func.attr, ast.unparse(node.func.value)
+            level, value = node.func.attr, node.func.value
+            of = str(getattr(value, "attr", getattr(value, "id", "")))
             noise = level == "tell" and (of.endswith("noise") or where.endswith("admission.py"))
-            if not noise and not (of.split(".")[-1] == "_log" and level not in ("bind",)):
+            if not noise and not (of == "_log" and level not in ("bind",)):
                 continue
             first = node.args[0]
             if not isinstance(first, ast.Constant):

@@ -25,6 +25,7 @@ _CONJUNCTIONS = (
     "and|but|or|if|when|where|while|that|because|so|than|as|until|unless|for|once|whether|though"
     "|since|before|after|nor"
 )
+PRONOUN = re.compile(rf"\b(?:{_PRONOUNS})\b", re.IGNORECASE)
 SUBJECT = re.compile(
     rf"(?:^|[,;:(]\s+|\b(?:{_CONJUNCTIONS})\s+)(?:{_PRONOUNS})\b(?![^.]*\?)", re.IGNORECASE
 )
@@ -102,7 +103,9 @@ def test_sentences_name_their_subject(area: str) -> None:
     found = [
         f"{path.relative_to(ROOT)}:{line}: {sentence[:90]}"
         for path in tracked(*AREAS[area])
-        for line, text in (paragraphs if path.suffix == ".md" else texts)(path.read_text())
+        if PRONOUN.search(whole := path.read_text())
+        for line, text in (paragraphs if path.suffix == ".md" else texts)(whole)
+        if PRONOUN.search(text)
         for sentence in sentences(text)
         if hidden_subject(sentence)
     ]
