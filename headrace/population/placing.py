@@ -110,7 +110,7 @@ def parsed(text: str) -> Placement:
         return msgspec.json.decode(text, type=dict[str, str])
     except (msgspec.DecodeError, msgspec.ValidationError) as error:
         raise UserError(
-            f"a placement must be a worker, a strategy, or an object of texts: {error}",
+            "a placement must be a worker, a strategy, or a JSON object of texts",
             hint='Write for example \'{"join_1": "w1"}\'; explain_view names the collections.',
             sqlstate="22023",
         ) from error

@@ -182,7 +182,9 @@ class WorkerLink:
                 try:
                     self._peer = await rpc.connect(self._path)
                 except OSError as error:
-                    raise TransientError("the worker process is not running") from error
+                    raise TransientError(
+                        "the worker process is not running", hint=rpc.AGAIN
+                    ) from error
             return self._peer
 
 
