@@ -121,7 +121,10 @@ class SessionWaits:
             ) from error
 
     async def runs(self, request: WaitFor, refilled: Callable[[], None]) -> bool:
-        """Return whether the view runs; call ``refilled`` and wait while it is being refilled."""
+        """Return whether the view runs; call ``refilled`` and wait while it is being refilled.
+
+        A view whose table cannot be written now counts as one that runs.
+        """
         try:
             target = await self._target(request)
             if target.mending:

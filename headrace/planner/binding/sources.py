@@ -61,7 +61,7 @@ from headrace.postgres.settings import FUNCTION_PATH
 from headrace.postgres.tokens import argument, qualified
 from headrace.sql import results, views
 from headrace.sql.results import ReadView
-from headrace.sql.status import Status
+from headrace.sql.status import OWNED, Status
 
 _FIRST_LOW_ATTRIBUTE: Final = 7
 """Bit n of ``selectedCols`` is attribute n - 7 (FirstLowInvalidHeapAttributeNumber)."""
@@ -134,7 +134,7 @@ class Sources:
     ) -> None:
         """Create it; ``settings`` are the caller's settings that influence evaluation."""
         self._over = request.over
-        self._readable = {Status.RUNNING, Status.PAUSED}
+        self._readable = set(OWNED)
         if request.stopped_below:
             self._readable.add(Status.ERROR)
         self._trust = trust
