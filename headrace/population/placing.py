@@ -110,7 +110,7 @@ def parsed(text: str) -> Placement:
         return msgspec.json.decode(text, type=dict[str, str])
     except (msgspec.DecodeError, msgspec.ValidationError) as error:
         raise UserError(
-            f"a placement must be a worker, a strategy, or an object of texts: {error}",
+            "a placement must be a worker, a strategy, or a JSON object of texts",
             hint='Write for example \'{"join_1": "w1"}\'; explain_view names the collections.',
             sqlstate="22023",
         ) from error
@@ -280,10 +280,11 @@ def check_known(conn: Connection, name: str) -> None:
             sqlstate="22023",
         )
     there = ", ".join([MAIN, *(node.name for node in nodes.listed(conn))])
+    possible = nodes.is_name(name) and not nodes.is_executor(name)
+    call = f" CALL headrace.add_worker({tokens.argument(name)}) makes it." if possible else ""
     raise UndefinedError(
         f'worker "{name}" does not exist',
-        hint=f"There are: {there}. CALL headrace.add_worker({tokens.argument(name)}) makes it."
-        f" Strategies: {', '.join(STRATEGIES)}.",
+        hint=f"There are: {there}.{call} Strategies: {', '.join(STRATEGIES)}.",
     )
 
 

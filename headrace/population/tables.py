@@ -196,7 +196,7 @@ def check_same(before: dict[str, Shape], after: dict[str, Shape]) -> None:
         if after[name] != old:
             raise TableChanged(
                 f'table "{old[0]}"."{old[1]}" was changed while it was read',
-                hint="Create the view again when no ALTER TABLE, TRUNCATE, CLUSTER or"
+                hint="Make the call again when no ALTER TABLE, TRUNCATE, CLUSTER or"
                 " VACUUM FULL is running.",
             )
 
@@ -234,6 +234,6 @@ def changed(source: SourceSpec) -> TableChanged:
     """Return the error for a table that does not match the plan any more."""
     return TableChanged(
         f'table "{source.schema_name}"."{source.table_name}" was changed'
-        " while the view was being created",
-        hint="Create the view again.",
+        " while the view was being filled",
+        hint="Make the call again.",
     )

@@ -123,7 +123,7 @@ def _against(error: HeadraceError) -> HeadraceError:
 
 def _changed(message: str, detail: str | None = None) -> TableChanged:
     return TableChanged(
-        f"{message} while the view was being created", detail=detail, hint="Create the view again."
+        f"{message} while the view was being filled", detail=detail, hint="Make the call again."
     )
 
 

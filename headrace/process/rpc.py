@@ -26,6 +26,8 @@ Progress = Callable[[dict[str, Any]], None]
 Handler = Callable[[dict[str, Any], Progress], Awaitable[Any]]
 
 _LIMIT = 64 * 1024 * 1024
+AGAIN: Final = "It starts again automatically. Make the call again after a second."
+"""Hint for calls while a child process of the commander is down."""
 _log = structlog.get_logger(__name__)
 
 
@@ -92,7 +94,9 @@ class Peer:
         wins over the cancellation.
         """
         if self.closed.is_set():
-            raise errors.TransientError("the peer process is not running")
+            raise errors.TransientError(
+                "the process that carries out the call is not running", hint=AGAIN
+            )
         number = next(self._ids)
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._waiting[number] = future
@@ -138,7 +142,13 @@ class Peer:
             self.closed.set()
             for future in self._waiting.values():
                 if not future.done():
-                    future.set_exception(errors.PeerGone("the peer process has ended"))
+                    future.set_exception(
+                        errors.PeerGone(
+                            "the process that carried out the call has ended",
+                            detail="It starts again automatically, and ends or undoes the call.",
+                            hint="See headrace.list_views(), and make the call again if necessary.",
+                        )
+                    )
             for task in self._running.values():
                 task.cancel()
             self._writer.close()

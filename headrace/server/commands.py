@@ -19,6 +19,7 @@ import structlog
 from headrace import clock, errors
 from headrace.config import Settings
 from headrace.postgres.tokens import identifier
+from headrace.process import rpc
 from headrace.server.context import CallContext
 from headrace.server.messages import ResultSet
 from headrace.server.procedures import Invocation, unknown
@@ -284,7 +285,7 @@ class Commands:
 
     async def _wait_for(self, request: WaitFor) -> None:
         if self._waits is None:
-            raise errors.TransientError("the worker process is not running")
+            raise errors.TransientError("the worker process is not running", hint=rpc.AGAIN)
         await self._waits.wait_for(request)
 
     async def _ask(
@@ -314,7 +315,7 @@ class Commands:
         """Send the request once."""
         if verb.by == "commander":
             return await self._here[verb.name](request)
-        gone = errors.TransientError(f"the {verb.by} process is not running")
+        gone = errors.TransientError(f"the {verb.by} process is not running", hint=rpc.AGAIN)
         by_builder = verb.by == "builder"
         connected = self._builder if by_builder else self._worker
         if connected is None:

@@ -31,7 +31,7 @@ from headrace.postgres.connect import async_session
 from headrace.process import rpc
 from headrace.sql import origins, states
 from headrace.sql.states import WaitedView
-from headrace.sql.status import UNFINISHED, Status
+from headrace.sql.status import OWNED, UNFINISHED, Status
 from headrace.sql.verbs import WaitFor
 from headrace.types import format_lsn, parse_lsn, record_end
 
@@ -122,7 +122,10 @@ class SessionWaits:
             ) from error
 
     async def runs(self, request: WaitFor, refilled: Callable[[], None]) -> bool:
-        """Return whether the view runs; call ``refilled`` and wait while it is being refilled."""
+        """Return whether the view runs; call ``refilled`` and wait while it is being refilled.
+
+        A view whose table cannot be written now counts as one that runs.
+        """
         try:
             target = await self._target(request)
             if target.mending:
@@ -130,7 +133,7 @@ class SessionWaits:
                 target = await self._mended(target, request)
         except HeadraceError:
             return False
-        return target.status == Status.RUNNING
+        return target.status in OWNED
 
     async def _sources(self, target: WaitTarget) -> dict[str, str]:
         """Return the other databases that the view reads: their DSNs by name."""

@@ -9,7 +9,7 @@ from typing import Any, Final, Literal, Self, get_args
 from headrace.config import Settings
 from headrace.errors import UnsupportedError, UserError
 from headrace.sql import webhook_urls
-from headrace.sql.view_spec import ViewSpec
+from headrace.sql.view_spec import ViewSpec, json_text
 
 KEPT: Final = "1 hour"
 """For how long the changes of an assertion's rows are kept, unless an option says it."""
@@ -53,7 +53,11 @@ class AssertionSpec:
     def of(cls, given: Mapping[str, Any]) -> Self:
         """Parse options from another process, which were validated before; see ``from_request``."""
         own = {name: given[name] for name in _OWN if given.get(name) is not None}
-        others = {name: value for name, value in given.items() if name not in _OWN}
+        others = {
+            name: value
+            for name, value in given.items()
+            if name not in _OWN and not (name == "history" and value is None)
+        }
         if others.get("block") is False:
             raise UnsupportedError(
                 'option "block" of an assertion cannot be false',
@@ -71,7 +75,7 @@ def _check(own: Mapping[str, Any]) -> None:
     on_violation = own.get("on_violation", "notify")
     if on_violation not in get_args(OnViolation):
         raise UserError(
-            f'invalid value for option "on_violation": "{on_violation}"',
+            f'invalid value for option "on_violation": {json_text(on_violation)}',
             hint=f"Values are: {', '.join(get_args(OnViolation))}.",
         )
     sample = own.get("sample", 0)

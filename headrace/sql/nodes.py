@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import re
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -21,6 +22,7 @@ EXECUTOR: Final = "headrace_"
 """Prefix of the names of executors: workers here that the engine itself adds and removes."""
 STRATEGIES: Final = ("auto", "bottom_up", "top_down", "ifcop", "exact")
 """Values that may stand in place of a worker's name, and so are not names of workers."""
+_NAME: Final = re.compile(r"[a-z][a-z0-9_]{0,19}")
 _ON: Final = """
 (v.options ->> 'placement' = {0} OR EXISTS (SELECT FROM jsonb_each_text(v.placed_parts) p WHERE p.value = {0}))"""
 _LISTED: Final = f"""
@@ -87,6 +89,11 @@ class WorkerLoad:
     """Plan as JSON, if the view has parts."""
     collections: int
     """Number of its collections, without sources and sink."""
+
+
+def is_name(name: str) -> bool:
+    """Return whether a worker may have that name; some of them have a meaning of their own."""
+    return _NAME.fullmatch(name) is not None
 
 
 def is_executor(name: str) -> bool:

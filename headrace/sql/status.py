@@ -36,7 +36,8 @@ BORN: Final = Status.POPULATING
 UNFINISHED: Final = (Status.PENDING, Status.POPULATING)
 """Statuses of views that have no table yet."""
 OWNED: Final = (Status.RUNNING, Status.SINK_ERROR, Status.PAUSED)
-"""Statuses for which the source must keep the WAL that the view has not processed."""
+"""Statuses for which the source must keep the WAL that the view has not processed.  A view can be
+planned over views with these: it reads their queries."""
 
 
 SHOWN: Final = (*Status, "starting", "stopped")

@@ -123,15 +123,18 @@ class ViewSpec:
     def of(cls, given: Mapping[str, Any]) -> Self:
         """Parse options from the catalog, or from another process, which were validated before.
 
+        An option that is null has its default.
+
         Raises:
             UserError: 22023, an option is unknown or has an invalid value.
             UnsupportedError: options exclude each other.
         """
-        found = _values(given)
+        _check_names(given)
+        found = _values({name: value for name, value in given.items() if value is not None})
         limits: dict[str, int] = {}
         for name in bounds.NAMES:
-            if (value := found.pop(name, None)) is not None:
-                limits[name] = value
+            if name in found:
+                limits[name] = found.pop(name)
         point = found.pop("from", None)
         if point is not None and found.get("placement", MAIN) != MAIN:
             raise UnsupportedError(
@@ -183,7 +186,10 @@ class ViewSpec:
 
     def is_same(self, other: ViewSpec) -> bool:
         """Return whether the options are the same, except ``block``, which creation alone uses."""
-        one, two = ({k: v for k, v in o.given.items() if k != "block"} for o in (self, other))
+        one, two = (
+            {k: v for k, v in options.given.items() if v is not None and k != "block"}
+            for options in (self, other)
+        )
         return one == two
 
     def raises_time(self, settings: Settings) -> bool:
@@ -266,6 +272,11 @@ def value_of(name: str, given: object) -> Any:
     return _values({name: given})[name]
 
 
+def json_text(value: object) -> str:
+    """Return the JSON text of an option's value, as messages quote it."""
+    return msgspec.json.encode(value).decode()
+
+
 def _object(given: object) -> Mapping[str, Any]:
     if not isinstance(given, Mapping):
         raise UserError("options must be a JSON object")
@@ -322,7 +333,7 @@ _WANTED: Final = {
 def _misfit(name: str, value: object) -> UserError:
     if typing.get_origin(_TYPES[name]) is Literal:
         return UserError(
-            f'invalid value for option "{name}": "{value}"',
+            f'invalid value for option "{name}": {json_text(value)}',
             hint=f"Values are: {', '.join(typing.get_args(_TYPES[name]))}.",
         )
     wanted = _WANTED.get(name, f"a number from 1 to {_LIMIT_MAX}")

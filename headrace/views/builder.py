@@ -24,7 +24,7 @@ from typing import Any, Final
 import psycopg
 import structlog
 
-from headrace import events
+from headrace import clock, events
 from headrace.config import Settings
 from headrace.errors import HeadraceError, QueryCancelled, TransientError, UndefinedError
 from headrace.planner import limits
@@ -77,6 +77,9 @@ _POPULATIONS: Final = 16
 """Limit of concurrent populations: each takes a thread and, at times, a connection."""
 _STOP_S: Final = 8.0
 _RETRY_S: Final = 0.5
+_WORKER_WAIT_S: Final = 5.0
+"""Time that a call waits for a worker that starts again, which takes half a second."""
+_CONNECT_S: Final = 0.05
 _HANDOVER_S: Final = 10.0
 
 Work = Callable[[Job], Any]
@@ -152,7 +155,7 @@ class WorkerLink:
         if job is not None and cancellable:
             job.check()
         say = None if job is None else _saying(job)
-        request = self.request(method, params, say)
+        request = self._patient(method, params, say)
         future = asyncio.run_coroutine_threadsafe(request, self._loop)
         if job is None or not cancellable:
             return future.result()
@@ -176,13 +179,30 @@ class WorkerLink:
         peer = await self._connected()
         return await peer.call(method, params, progress)
 
+    async def _patient(
+        self, method: str, params: dict[str, Any], progress: rpc.Progress | None
+    ) -> Any:
+        """Send a request as ``request`` does, and wait a while for a worker that starts again."""
+        until = clock.monotonic() + _WORKER_WAIT_S
+        while True:
+            try:
+                await self._connected()
+                break
+            except TransientError:
+                if clock.monotonic() >= until:
+                    raise
+                await asyncio.sleep(_CONNECT_S)
+        return await self.request(method, params, progress)
+
     async def _connected(self) -> rpc.Peer:
         async with self._lock:
             if self._peer is None or self._peer.closed.is_set():
                 try:
                     self._peer = await rpc.connect(self._path)
                 except OSError as error:
-                    raise TransientError("the worker process is not running") from error
+                    raise TransientError(
+                        "the worker process is not running", hint=rpc.AGAIN
+                    ) from error
             return self._peer
 
 

@@ -29,7 +29,6 @@ from headrace.sql import meta, nodes, origins, views
 from headrace.sql.nodes import MAIN, STRATEGIES, PlacedView
 from headrace.sql.verbs import AddWorker, CreateWorkerToken, RemoveWorker, Request
 
-_NAME: Final = re.compile(r"[a-z][a-z0-9_]{0,19}")
 _DIGEST: Final = re.compile(r"[0-9a-f]{64}")
 _ASK_S: Final = 2.0
 _CAPACITY_MAX: Final = 1_000_000
@@ -157,7 +156,7 @@ def extra_processes(conn: Connection) -> dict[str, list[str]]:
 
 
 def _check_name(name: str) -> None:
-    if not _NAME.fullmatch(name):
+    if not nodes.is_name(name):
         raise UserError(
             f'invalid name of a worker: "{name}"',
             hint="It has 1 to 20 characters of a-z, 0-9 and _, and begins with a letter.",

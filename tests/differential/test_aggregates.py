@@ -197,6 +197,8 @@ def plain(name: str, kind: str) -> Iterator[str]:
         one = f"v_{column}"
         if name == "array_agg" and column == "_int4":
             one = f"coalesce({one}, '{{0,0}}')"
+        if name == "xmlagg":
+            one = "xmlelement(name e, v_text)"  # a column of type xml is not received completely
         yield f"{name}({one}{order})"
         yield f"{name}({one}{order}) FILTER (WHERE b)"
         if column not in NO_ORDER and name != "any_value":
@@ -216,7 +218,7 @@ def test_every_aggregate_of_postgres(source, commander, over):
     source.execute(player.insert(25))
     found = [
         c for label, own in every.items() for c in own
-        if "xml" in columns or "v_xml" not in c
+        if "xml" in columns or "xml" not in c
     ]  # fmt: skip
     assert len(every) > 140 and len(found) > 250
     for start in range(0, len(found), 25):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import threading
@@ -381,6 +382,23 @@ def test_what_is_refused(engine, commander, source):
         commander.execute("CALL headrace.drop_view('base')")
         for name in ("w1", "w2"):
             commander.execute("CALL headrace.remove_worker(%s)", (name,))
+
+
+@pytest.mark.shared_engine
+@pytest.mark.parametrize("name", ["w9", "[1]", "W9", "headrace_9", "it''s"])
+def test_a_hint_adds_a_worker_only_by_a_name_that_it_may_have(commander, source, name):
+    commander.execute("CALL headrace.create_view('base', %s)", (SUMS,))
+    why = refused(commander, f"CALL headrace.set_placement('base', '{name}')")
+    call = re.search(r"CALL headrace\.add_worker\(.*?\)", why.message_hint)
+    assert (why.sqlstate, call is not None) == ("42704", name == "w9")
+    if call is None:
+        assert refused(commander, f"CALL headrace.add_worker('{name}')").sqlstate == "42602"
+    else:
+        commander.execute(call[0])
+        commander.execute("CALL headrace.remove_worker('w9')")
+    why = refused(commander, """CALL headrace.set_placement('base', '{"join": null}')""")
+    assert why.message_primary.endswith("or a JSON object of texts")
+    commander.execute("CALL headrace.drop_view('base')")
 
 
 @pytest.mark.shared_engine

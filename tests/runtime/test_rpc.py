@@ -92,10 +92,12 @@ def test_whoever_asks_is_told_of_a_death(tmp_path):
             call = asyncio.create_task(other.peer.call("wait"))
             await other.asked.wait()
             await other.peers[0].close()
-            with pytest.raises(PeerGone):
+            with pytest.raises(PeerGone) as gone:
                 await call
-            with pytest.raises(TransientError):
+            with pytest.raises(TransientError) as down:
                 await other.peer.call("wait")
+            assert "headrace.list_views()" in gone.value.hint
+            assert down.value.hint == rpc.AGAIN
 
     asyncio.run(run())
 

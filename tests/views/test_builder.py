@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from headrace.config import Settings
 from headrace.errors import UserError
-from headrace.process import memory, thread_pools
+from headrace.process import memory, rpc, thread_pools
 from headrace.sql.verbs import VERBS
 from headrace.views import builder, quotas
 from tests.waiting import PATIENCE_S
@@ -84,3 +85,36 @@ def test_calls_of_one_role_leave_threads_for_others(tmp_path, monkeypatch):
 def test_memory_is_given_back():
     """It works on any thread, also if there is nothing to give back."""
     memory.give_back()
+
+
+def test_a_call_waits_for_a_worker_that_starts_again(tmp_path, monkeypatch):
+    """A worker is back half a second after it was killed, so a user's call need not fail."""
+
+    async def answer(params: dict[str, Any], progress: rpc.Progress) -> str:
+        return "paused"
+
+    async def ask() -> None:
+        settings = Settings(source="", data_dir=tmp_path)
+        settings.worker_socket.parent.mkdir(parents=True)
+        refused = asyncio.Event()
+        connect = rpc.connect
+
+        async def connecting(path: Path) -> rpc.Peer:
+            try:
+                return await connect(path)
+            except OSError:
+                refused.set()
+                raise
+
+        monkeypatch.setattr(rpc, "connect", connecting)
+        link = builder.WorkerLink(settings, asyncio.get_running_loop())
+        call = asyncio.create_task(asyncio.to_thread(link.call, "pause", {}))
+        await asyncio.wait_for(refused.wait(), PATIENCE_S)
+        peers: list[rpc.Peer] = []
+        server = await rpc.serve(settings.worker_socket, {"pause": answer}, peers.append)
+        assert await asyncio.wait_for(call, PATIENCE_S) == "paused"
+        for peer in peers:
+            await peer.close()
+        server.close()
+
+    asyncio.run(ask())

@@ -31,7 +31,7 @@ from headrace.planner.analyse.pg_functions import Function
 from headrace.planner.logical.alignment import shows_order
 from headrace.planner.logical.nodes import PLAIN_ORDERS, Agg, ArgumentOrder, Col
 from headrace.planner.logical.scalar import Call, Const, Expr, quote, raises, show, trusted
-from headrace.planner.scalars import build, functions
+from headrace.planner.scalars import build, functions, xml_values
 from headrace.planner.scalars.lower import Lowering
 from headrace.planner.scalars.scope import Scope
 from headrace.planner.scalars.typekeys import key_class
@@ -123,6 +123,9 @@ class AggregateCalls:
             node.number("aggcollid"),
         )
         column = self._column(_label(call), result)
+        if call.name == "xmlagg":
+            # Other arguments have been refused.
+            self._lowering.whole_xml.add(column.id)
         known = self._native(call, column, node.number("inputcollid"))
         return known if known is not None else self._concatenated(call, column, node)
 
@@ -149,6 +152,7 @@ class AggregateCalls:
         )
         for clause in node.nodes("aggdistinct"):
             self._operator(clause.number("eqop"), node)
+        xml_values.check_aggregate(lowering, function.name, [*args, *(e for e, _ in order)])
         within = node.text("aggkind") != "n"
         direct = tuple(self._group(lowering.lower(d, scope)) for d in node.nodes("aggdirectargs"))
         distinct = bool(node.nodes("aggdistinct"))

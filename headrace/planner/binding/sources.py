@@ -61,7 +61,7 @@ from headrace.postgres.settings import FUNCTION_PATH
 from headrace.postgres.tokens import argument, qualified
 from headrace.sql import results, views
 from headrace.sql.results import ReadView
-from headrace.sql.status import Status
+from headrace.sql.status import OWNED, Status
 
 _FIRST_LOW_ATTRIBUTE: Final = 7
 """Bit n of ``selectedCols`` is attribute n - 7 (FirstLowInvalidHeapAttributeNumber)."""
@@ -134,7 +134,7 @@ class Sources:
     ) -> None:
         """Create it; ``settings`` are the caller's settings that influence evaluation."""
         self._over = request.over
-        self._readable = {Status.RUNNING, Status.PAUSED}
+        self._readable = set(OWNED)
         if request.stopped_below:
             self._readable.add(Status.ERROR)
         self._trust = trust
@@ -385,7 +385,7 @@ class Sources:
         if result.status not in self._readable:
             raise StoppedBelowError(
                 f"view {name} cannot be read: its status is {result.status}",
-                hint=_first(name, result.status),
+                hint=f"Run CALL headrace.resync_view({argument(name)}) first.",
                 view=name,
             )
         if result.canonical is None:
@@ -488,10 +488,3 @@ def describe(sources: Sources) -> str:
 
 def _quoted(schema: str, name: str) -> str:
     return sql.Identifier(schema, name).as_string()
-
-
-def _first(name: str, status: Status) -> str:
-    """Return the hint for a query that reads a view of that status."""
-    if status == Status.SINK_ERROR:
-        return "Call again when its table can be written; headrace.list_views() says what fails."
-    return f"Run CALL headrace.resync_view({argument(name)}) first."

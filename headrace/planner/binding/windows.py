@@ -41,7 +41,7 @@ from headrace.planner.logical.scalar import (
     substitute,
     trusted,
 )
-from headrace.planner.scalars import build
+from headrace.planner.scalars import build, xml_values
 from headrace.planner.scalars.lower import Lowering
 from headrace.planner.scalars.scope import Scope
 from headrace.types import INT2, INT4, INT8, NUMERIC
@@ -251,6 +251,7 @@ class Windows:
         if call.tree.fields.get("ignore_nulls") not in (None, "0"):
             lowering.refuse("IGNORE NULLS", call.tree)
         args = exprs[call.args]
+        xml_values.check_aggregate(lowering, function.name, args)
         condition = None if call.condition is None else exprs[call.condition]
         every = [*args, *([condition] if condition is not None else [])]
         frame = "" if self._frameless(call) else self._frame(call.clause)

@@ -16,7 +16,7 @@ from headrace.planner.analyse.pg_functions import Function
 from headrace.planner.analyse.pg_operators import Operator
 from headrace.planner.logical.scalar import ARG, Call, Const, Expr, immutable, refs, trusted
 from headrace.planner.logical.simplify import simplified
-from headrace.planner.scalars import functions
+from headrace.planner.scalars import functions, xml_values
 from headrace.planner.scalars.context import QueryContext
 
 COMPARISONS: Final = frozenset({"=", "<>", "<", "<=", ">", ">="})
@@ -88,6 +88,7 @@ def call(
         native = None
     users = [conduct.declared or oid, *(a.oid for a in args)]
     context.refuse_money(symbol, users)
+    xml_values.check_call(context, symbol, args)
     made = Call(
         symbol=symbol,
         args=tuple(args),
@@ -116,8 +117,8 @@ def _fold(context: QueryContext, made: Call) -> Expr:
         return made
     if made.symbol == "collate":
         return made  # a Const does not record an explicit collation
-    if context.catalog.types[made.oid].kind in ("c", "p"):
-        return made  # a record has no text that can be read back
+    if context.catalog.types[made.oid].kind in ("c", "p") or made.oid == t.XML:
+        return made  # a record has no text that can be read back; that of xml is not whole
     if any(not isinstance(a, Const) for a in made.args):
         return made  # an argument could not be folded because it raises
     computed = context.computed(context.sql(made, lambda _: ""))

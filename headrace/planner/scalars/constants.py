@@ -231,8 +231,10 @@ class Constants:
                 data = data[4:] + b"\0"
             if (made.number("consttype"), data) == (_proven_as(key[0]), key[1]):
                 assert text is not None, "a constant with octets is not null"
-                # The name of a table or configuration may change, its OID does not.
-                self._texts[key] = literal if key[0] in REG_TYPES else text
+                # The name of a table or configuration may change, its OID does not.  Postgres does
+                # not print a value of type xml completely.
+                as_given = key[0] in REG_TYPES or key[0] == t.XML
+                self._texts[key] = literal if as_given else text
 
     def _decode(self, oid: int, data: bytes) -> str | None:
         try:

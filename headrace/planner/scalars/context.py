@@ -62,6 +62,8 @@ class QueryContext:
         self.constants = constants
         self._position, self._find = places
         self._money_plain = money_plain
+        self.whole_xml: set[int] = set()
+        """Columns whose output texts give the same values of type xml, by id (``xml_values``)."""
 
     @property
     def database(self) -> str:
