@@ -180,7 +180,7 @@ class RemoteEvaluator:
         question = self._question(expr_sqls, arg_fields, result_fields, trusted)
         if n == 0:
             return question.typed([])
-        texts = [text.render(c, f.oid) for c, f in zip(columns, arg_fields, strict=True)]
+        texts = [text.for_input(c, f.oid) for c, f in zip(columns, arg_fields, strict=True)]
         if not texts:
             found = self._ask(session, question, [], np.zeros(1, np.int64))
             return [pa.repeat(column[0], n) for column in question.typed(found)]
@@ -216,7 +216,7 @@ class RemoteEvaluator:
         order = np.argsort(ids, kind="stable")
         ids = ids[order].astype(np.int64)
         texts = [
-            text.render(c, f.oid).take(pa.array(order))
+            text.for_input(c, f.oid).take(pa.array(order))
             for c, f in zip(columns, call.fields, strict=True)
         ]
         weights = weights[order]

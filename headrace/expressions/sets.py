@@ -71,7 +71,7 @@ class SetCalls:
             FailingRow: a call failed; message and SQLSTATE are those of Postgres.
             UnsupportedError, TransientError, DefiniteFailure: as ``RemoteEvaluator.evaluate``.
         """
-        texts = [text.render(c, f.oid) for c, f in zip(columns, self._arguments, strict=True)]
+        texts = [text.for_input(c, f.oid) for c, f in zip(columns, self._arguments, strict=True)]
         keys, ids = [b""], np.zeros(count, np.int64)
         if texts:
             distinct, ids = numbering.group(rows.pack_rows(texts))

@@ -70,7 +70,7 @@ def evaluate(
         Interrupted: Postgres is not reachable.
         DefiniteFailure: the calls can no longer be evaluated.
     """
-    texts = [text.render(c, f.oid) for c, f in zip(columns, over.fields, strict=True)]
+    texts = [text.for_input(c, f.oid) for c, f in zip(columns, over.fields, strict=True)]
     statement = _statement(session, over)
     results = (*over.results, Field("o", INT8))
     found: list[tuple[str | None, ...]] = []

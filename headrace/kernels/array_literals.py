@@ -34,7 +34,7 @@ from cython.cimports.libc.string import memcmp, memcpy
 
 from headrace.kernels import datetimes, text
 from headrace.kernels.buffers import Int64s
-from headrace.types import arrow_type
+from headrace.types import XML, arrow_type
 
 _WIDTH_MAX = cython.declare(cython.Py_ssize_t, 48)
 """Bytes of a number, a date or NULL, with its quotes and comma."""
@@ -107,7 +107,7 @@ class Exported:
 def literals(
     batch: pa.RecordBatch, forms: Forms, places: Int64s, columns: Sequence[int]
 ) -> list[str | None]:
-    """See ``copytext.ArrayColumns.literals``; None for each column of floats."""
+    """See ``copytext.ArrayColumns.literals``; None for each column of floats or XML."""
     held: Exported = Exported(batch, forms)
     rows: cython.pointer[cython.const_longlong] = _checked(places, batch.num_rows)
     return [_literal(held, forms, rows, len(places), c) for c in columns]
@@ -194,7 +194,7 @@ def _literal(
         raise IndexError("a number beyond the columns")
     written: cython.pointer[Written] = forms.written + c
     column: cython.pointer[Column] = held.columns + c
-    if written.form == FLOAT:
+    if written.form == FLOAT or forms.oids[c] == XML:
         return None
     i: cython.Py_ssize_t
     size: cython.Py_ssize_t = count * _WIDTH_MAX + 2

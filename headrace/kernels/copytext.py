@@ -154,7 +154,7 @@ def _changed(batch: pa.RecordBatch, old: Int64s, new: Int64s, count: int) -> tup
 
 
 def _of_column(column: pa.Array, oid: int) -> str:
-    texts = text.render(column, oid)
+    texts = text.for_input(column, oid)
     if text.form_of(oid) in (text.Form.BOOLEAN, text.Form.INTEGER):
         shown = ["NULL" if value is None else value for value in texts.to_pylist()]
         return f"{{{','.join(shown)}}}"

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from headrace.kernels import buffers, datetimes
-from headrace.types import BOOL, FLOAT4, FLOAT8, INT2, INT4, INT8, OID, arrow_type
+from headrace.types import BOOL, FLOAT4, FLOAT8, INT2, INT4, INT8, OID, XML, arrow_type
 
 if cython.compiled:
     from cython.cimports.headrace.kernels.pointers import bytes_of, ints_of, new_bytes, new_longs
@@ -95,6 +95,19 @@ def parse(column: pa.StringArray, oid: int) -> pa.Array:
     if not good:
         raise ValueError(_malformed(oid))
     return buffers.make_fixed(out, valid, target)
+
+
+def for_input(column: pa.Array, oid: int) -> pa.StringArray:
+    """Render typed values as texts that Postgres reads, and then prints as ``render`` does.
+
+    It prints a value of type xml without its first character if that is a newline.
+    """
+    texts = render(column, oid)
+    if oid != XML or texts.null_count == len(texts):
+        return texts
+    begins = pc.starts_with(texts, "\n")
+    longer = pc.binary_join_element_wise("\n", texts, "")
+    return pc.if_else(begins, longer, texts)
 
 
 def render(column: pa.Array, oid: int) -> pa.StringArray:

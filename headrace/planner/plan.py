@@ -66,14 +66,14 @@ from headrace.planner.physical.explain import (
     physical_graph,
 )
 from headrace.planner.request import Planned, PlanRequest
-from headrace.planner.scalars import build, functions
+from headrace.planner.scalars import build, functions, xml_values
 from headrace.planner.scalars.constants import Constants
 from headrace.planner.scalars.forms import FORMS
 from headrace.planner.scalars.lower import Lowering
 from headrace.planner.scalars.scope import Scope
 from headrace.postgres.connect import Connection
 from headrace.postgres.settings import FUNCTION_PATH
-from headrace.types import BYTEA, FIXED, NAME, TEXT, UNKNOWN, VARCHAR, Field, Schema
+from headrace.types import BYTEA, FIXED, NAME, TEXT, UNKNOWN, VARCHAR, XML, Field, Schema
 
 _PROOF_CHUNK: Final = 500
 _TEXTS: Final = frozenset((TEXT, VARCHAR, NAME, BYTEA))
@@ -353,6 +353,12 @@ def _columns(catalog: Catalog, bound: session.BoundQuery) -> Schema:
             typmod, kind = kind.base_typmod, catalog.types[kind.base]
         if kind.kind == "p" or kind.oid == UNKNOWN:
             raise UnsupportedError(f'column "{name}" of type {kind.name} is not supported')
+        if kind.oid != XML and xml_values.has_xml(catalog.types, kind.oid):
+            raise UnsupportedError(
+                f'column "{name}" of type {kind.name} is not supported',
+                detail="Postgres prints the values of type xml inside without a leading newline.",
+                hint="Store the documents in columns of type xml or text.",
+            )
         if not catalog.provenance.writable(kind.oid):
             raise UnsupportedError(
                 f'column "{name}" of type {kind.name} is not supported',

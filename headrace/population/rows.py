@@ -37,5 +37,5 @@ def render(schema: Schema, diffs: pa.RecordBatch) -> Iterator[tuple[int, bytes]]
         else:  # a row may stand for more rows than fit into memory
             places = np.arange(start, min(start + _ROWS_PER_PIECE, count))
             piece = diffs.take(pa.array(np.searchsorted(ends, places, side="right")))
-        columns = [text.render(piece.column(i), field.oid) for i, field in enumerate(schema)]
+        columns = [text.for_input(piece.column(i), field.oid) for i, field in enumerate(schema)]
         yield piece.num_rows, copytext.join(columns)

@@ -208,5 +208,5 @@ def _lines(view: View, txid: int, diffs: pa.RecordBatch) -> bytes:
         pa.array([str(txid)] * count, pa.string()),
         diffs.column(len(schema)).cast(pa.string()),
     ]
-    columns += [text.render(diffs.column(i), f.oid) for i, f in enumerate(schema)]
+    columns += [text.for_input(diffs.column(i), f.oid) for i, f in enumerate(schema)]
     return bytes(copytext.join(columns))

@@ -100,4 +100,4 @@ def rows_at(diffs: pa.RecordBatch, places: npt.NDArray[np.int64]) -> pa.RecordBa
 
 def texts(target: ResultTable, diffs: pa.RecordBatch) -> list[pa.StringArray]:
     """Return the columns of ``diffs`` as text."""
-    return [text.render(diffs.column(i), field.oid) for i, field in enumerate(target.schema)]
+    return [text.for_input(diffs.column(i), field.oid) for i, field in enumerate(target.schema)]

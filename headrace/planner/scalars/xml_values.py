@@ -3,7 +3,9 @@
 Postgres leaves out the declaration ``<?xml version="1.0"?>`` and one leading newline when it prints
 a value.  Headrace receives values of columns in that form.  So an expression that may depend on the
 missing part, such as ``x::text``, is refused if its argument was received.  It is exact if its
-argument is computed by the same expression, as in ``xmlelement(…)::text``.
+argument is computed by the same expression, as in ``xmlelement(…)::text``.  A value that is only
+passed on is exact, because ``kernels.text.for_input`` adds the newline that Postgres leaves out; in
+arrays and rows it is not added.
 """
 
 from __future__ import annotations
@@ -12,12 +14,13 @@ from collections.abc import Sequence
 from typing import Final
 
 from headrace import types as t
+from headrace.planner.analyse.pg_types import TypeFacts
 from headrace.planner.logical.scalar import Call, Const, Expr
 from headrace.planner.scalars.context import QueryContext
 
 _XML_ARRAY: Final = 143
-_PASSES: Final = frozenset({"case", "coalesce", "array", "subscript", "row"})
-"""Operations whose result contains their arguments as they are."""
+_PASSES: Final = frozenset({"case", "coalesce"})
+"""Operations whose result is one of their arguments."""
 _INDEPENDENT: Final = frozenset(
     {
         *("is_null", "is_not_null", "xml 7"),
@@ -27,10 +30,8 @@ _INDEPENDENT: Final = frozenset(
 """Operations that parse the document; ``xml 7`` is IS DOCUMENT."""
 _PRINTED_WHOLE: Final = frozenset({"xml 1", "xml 2", "xml 4", "pg_catalog.xmlcomment"})
 """XMLELEMENT, XMLFOREST, XMLPI, XMLCOMMENT: their text begins with a tag."""
-_AGGREGATES: Final = frozenset(
-    {"count", "array_agg", "lag", "lead", "first_value", "last_value", "nth_value"}
-)
-"""Aggregates and window functions whose result contains their arguments, or counts them."""
+_AGGREGATES: Final = frozenset({"count", "lag", "lead", "first_value", "last_value", "nth_value"})
+"""Aggregates and window functions whose result is one of their arguments, or a number of them."""
 _HINT: Final = (
     "Use xpath(…) on the column, or store the document in a column of type text, and cast it to xml"
     " where the query needs that."
@@ -39,11 +40,8 @@ _HINT: Final = (
 
 def check_call(context: QueryContext, symbol: str, args: Sequence[Expr]) -> None:
     """Refuse ``symbol`` if it may depend on a part of an XML value that was not received."""
-    if (
-        symbol not in _INDEPENDENT
-        and not _passes(symbol)
-        and any(_received(context, a) for a in args)
-    ):
+    known = symbol in _INDEPENDENT or symbol in _PASSES
+    if not known and any(_received(context, a) for a in args):
         _refuse(context)
 
 
@@ -54,7 +52,9 @@ def check_aggregate(context: QueryContext, name: str, args: Sequence[Expr]) -> N
     """
     if name in _AGGREGATES:
         return
-    if any(_has_xml(context, a.oid) and not is_printed_whole(context, a) for a in args):
+    if any(
+        has_xml(context.catalog.types, a.oid) and not is_printed_whole(context, a) for a in args
+    ):
         _refuse(context)
 
 
@@ -75,28 +75,23 @@ def is_printed_whole(context: QueryContext, expr: Expr) -> bool:
 def _received(context: QueryContext, expr: Expr) -> bool:
     """Return whether ``expr`` contains an XML value as it was received."""
     if isinstance(expr, Call):
-        return _passes(expr.symbol) and any(_received(context, a) for a in expr.args)
+        return expr.symbol in _PASSES and any(_received(context, a) for a in expr.args)
     if isinstance(expr, Const):
         return False
-    return _has_xml(context, expr.oid) and expr.id not in context.whole_xml
+    return has_xml(context.catalog.types, expr.oid) and expr.id not in context.whole_xml
 
 
-def _passes(symbol: str) -> bool:
-    return symbol in _PASSES or symbol.startswith(("field ", "domain "))
-
-
-def _has_xml(context: QueryContext, oid: int) -> bool:
+def has_xml(types: TypeFacts, oid: int) -> bool:
     """Return whether values of the type are or contain XML."""
     if oid in (t.XML, _XML_ARRAY):
         return True
     if oid < t.FIRST_USER_OID:
         return False
-    types = context.catalog.types
     kind = types[oid]
     if kind.kind == "c":
-        return any(_has_xml(context, field.oid) for field in types.attributes(oid))
+        return any(has_xml(types, field.oid) for field in types.attributes(oid))
     inner = kind.base or kind.element
-    return bool(inner) and inner != oid and _has_xml(context, inner)
+    return bool(inner) and inner != oid and has_xml(types, inner)
 
 
 def _refuse(context: QueryContext) -> None:
