@@ -9,6 +9,7 @@ from typing import Final
 from headrace.planner.analyse.nodetree import Node as Tree
 from headrace.planner.logical.nodes import Col, Node, ProjectNode, SetOpNode, UnionNode, ValuesNode
 from headrace.planner.logical.scalar import Const, Expr
+from headrace.planner.scalars import xml_values
 from headrace.planner.scalars.coercions import convert
 from headrace.planner.scalars.lower import Lowering
 
@@ -111,7 +112,7 @@ def value_rows(rows: list[tuple[Node, list[Expr]]], column: Callable[[str, Expr]
     constant: list[tuple[str | None, ...]] = []
     arms: list[Node] = []
     for node, row in rows:
-        texts = tuple(e.text for e in row if isinstance(e, Const))
+        texts = tuple(xml_values.printed(e) for e in row if isinstance(e, Const))
         if len(texts) == len(row) and node == ValuesNode((), ((),)):
             constant.append(texts)
         else:

@@ -567,7 +567,7 @@ def _neighbour(name: str, argument: int | None, parts: list[Expr]) -> RunningSpe
     if len(parts) > 2:
         if not isinstance(parts[2], Const) or parts[2].oid != parts[0].oid:
             return None
-        default = parts[2].text
+        default = xml_values.printed(parts[2])
     return RunningSpec(name, argument, None, distance, default)
 
 

@@ -6,6 +6,7 @@ from headrace.expressions import ir
 from headrace.planner.logical import nodes as lg
 from headrace.planner.logical.scalar import CLOCK, Call, Const, Expr, Ref, native, trusted
 from headrace.planner.physical.columns import column, place
+from headrace.planner.scalars import xml_values
 from headrace.planner.scalars.context import RECORDS, QueryContext
 
 
@@ -45,7 +46,7 @@ class Expressions:
             case Ref():
                 return column(expr, places)
             case Const():
-                return ir.Literal(expr.text, expr.oid, expr.typmod, expr.collation)
+                return ir.Literal(xml_values.printed(expr), expr.oid, expr.typmod, expr.collation)
             case Call():
                 assert expr.native is not None, "asked by native()"
                 args = tuple(self.native(a, places) for a in expr.args)

@@ -66,10 +66,20 @@ def is_printed_whole(context: QueryContext, expr: Expr) -> bool:
         )
     if not isinstance(expr, Call):
         return expr.id in context.whole_xml
-    if expr.symbol in ("case", "coalesce"):
+    if expr.symbol in _PASSES:
         values = [a for a in expr.args if a.oid == expr.oid]
         return all(is_printed_whole(context, value) for value in values)
     return expr.symbol in _PRINTED_WHOLE
+
+
+def printed(const: Const) -> str | None:
+    """Return the text of a constant without the newline that Postgres does not print.
+
+    ``kernels.text.for_input`` adds that again, as to any value that is received.
+    """
+    if const.oid != t.XML or const.text is None:
+        return const.text
+    return const.text.removeprefix("\n")
 
 
 def _received(context: QueryContext, expr: Expr) -> bool:
