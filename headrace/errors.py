@@ -181,7 +181,7 @@ class SystemRelationError(UnsupportedError):
     """The query reads a system relation, or one of Headrace's own."""
 
 
-class StoppedBelowError(UserError):
+class UnreadableViewError(UserError):
     """The query reads a Headrace view that has stopped."""
 
     sqlstate = "55000"
@@ -411,7 +411,7 @@ def to_wire(error: HeadraceError) -> Wire:
     wire = {**error.fields(), _KIND: known.__name__}
     if error.repair is not None:
         wire |= {_STEP: error.repair.step, _THEN: error.repair.then.name}
-    if isinstance(error, StoppedBelowError):
+    if isinstance(error, UnreadableViewError):
         wire[_VIEW] = error.view
     return wire
 
@@ -422,7 +422,7 @@ def from_wire(wire: Wire) -> HeadraceError:
     if not (isinstance(kind, type) and issubclass(kind, HeadraceError)):
         kind = HeadraceError
     repair = Repair(wire[_STEP], Then[wire[_THEN]]) if _THEN in wire else None
-    more = {"view": wire.get(_VIEW, "")} if issubclass(kind, StoppedBelowError) else {}
+    more = {"view": wire.get(_VIEW, "")} if issubclass(kind, UnreadableViewError) else {}
     return kind(
         wire.get("M", "unknown error"),
         **more,

@@ -8,51 +8,37 @@ from typing import Final
 import pyarrow as pa
 
 from headrace import types
-from headrace.expressions.arrays import elements
+from headrace.expressions.arrays import ELEMENTS, elements
 from headrace.expressions.ir import Column, Expr, Literal, Native
 from headrace.expressions.signature import INTS, TEXTS
 from headrace.kernels import text
 
-AllowedValues = tuple[int, frozenset[object]]
-"""Index of a column, and the only values with which a row may be wanted."""
-
-_ARRAYS: Final = {
-    **dict.fromkeys((1005, 1007, 1016), INTS),
-    **dict.fromkeys((1009, 1015), TEXTS),
-    1182: (types.DATE,),
-    2951: (types.UUID,),
-}
-"""OID of an array type -> types of columns whose values equal its elements if ``==`` says so."""
-_CONSTANTS: Final = {
+_FAMILIES: Final = {
     **dict.fromkeys(INTS, INTS),
     **dict.fromkeys(TEXTS, TEXTS),
     types.DATE: (types.DATE,),
     types.UUID: (types.UUID,),
 }
-"""The same for a constant, by its type."""
+"""Type of a constant -> types of columns whose values are equal to it if ``==`` says so."""
 
 
-def allowed_values(predicates: Sequence[Expr]) -> tuple[AllowedValues, ...]:
-    """Return what the equalities among ``predicates`` allow.
+def allowed_values(predicates: Sequence[Expr]) -> Iterator[tuple[int, frozenset[object]]]:
+    """Yield indexes of columns, each with the values that an equality among ``predicates`` allows.
 
     A row for which all predicates are true has an allowed value in each of these columns.
     """
-    return tuple(_found(predicates))
-
-
-def _found(predicates: Sequence[Expr]) -> Iterator[AllowedValues]:
     for expr in predicates:
         match expr:
             case Native(op="and", args=args):
-                yield from _found(args)
+                yield from allowed_values(args)
             case (
                 Native(op="=", args=(Column() as column, Literal() as value))
                 | Native(op="=", args=(Literal() as value, Column() as column))
             ):
-                if column.oid in _CONSTANTS.get(value.oid, ()):
+                if column.oid in _FAMILIES.get(value.oid, ()):
                     yield column.index, _values([value.text], column.oid)
             case Native(op="= ANY", args=(Column() as column, Literal() as value)):
-                if column.oid in _ARRAYS.get(value.oid, ()):
+                if column.oid in _FAMILIES.get(ELEMENTS.get(value.oid, 0), ()):
                     yield column.index, _values(elements(value.text or "") or [], column.oid)
 
 

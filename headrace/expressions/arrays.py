@@ -23,7 +23,7 @@ from headrace.expressions.signature import (
 )
 from headrace.kernels import buffers, text
 
-_ELEMENTS: Final = {
+ELEMENTS: Final = {
     1000: types.BOOL, 1005: types.INT2, 1007: types.INT4, 1016: types.INT8, 1009: types.TEXT, 1015: types.VARCHAR, 1014: types.BPCHAR,
     1182: types.DATE, 1183: types.TIME, 1115: types.TIMESTAMP, 1185: types.TIMESTAMPTZ, 2951: types.UUID,
 }  # fmt: skip
@@ -54,7 +54,7 @@ def _membership(name: str, args: Args) -> NativeOp | None:
     if len(args) != 2 or args[1].literal is None:
         return None
     left, array = args
-    element = _ELEMENTS.get(array.oid)
+    element = ELEMENTS.get(array.oid)
     if element is None or not _same(left, element):
         return None
     return NativeOp(name, types.BOOL) if elements(array.literal or "") else None
@@ -73,7 +73,7 @@ def _build(expr: Native) -> tuple[Kernel, Sequence[Expr]]:
     assert isinstance(array, Literal), "resolved with a constant"
     parts = elements(array.text or "")
     assert parts, "resolved with elements"
-    element = _ELEMENTS[array.oid]
+    element = ELEMENTS[array.oid]
     oid = types.INT8 if element in INTS else element
     texts = pa.array([p for p in parts if p is not None], pa.string())
     known, wanted = _keys(text.parse(texts, oid), oid), oid

@@ -302,7 +302,7 @@ class Commands:
         while True:
             try:
                 return await self._asked(verb, request, progress)
-            except errors.StoppedBelowError as stopped:
+            except errors.UnreadableViewError as stopped:
                 below = WaitFor(stopped.view, caller=request.caller, settings=request.settings)
                 told = f"waiting for view {stopped.view}, which is being filled again"
                 waits = self._waits

@@ -31,7 +31,7 @@ from headrace.postgres.connect import async_session
 from headrace.process import rpc
 from headrace.sql import origins, states
 from headrace.sql.states import WaitedView
-from headrace.sql.status import OWNED, UNFINISHED, Status
+from headrace.sql.status import UNFINISHED, Status
 from headrace.sql.verbs import WaitFor
 from headrace.types import format_lsn, parse_lsn, record_end
 
@@ -62,7 +62,6 @@ class WaitTarget:
     """Whether the caller may see why the view does not run."""
     beyond: bool
     """Whether other databases must also come as far as they are now."""
-    status: str
     mending: bool
     """Whether the view has stopped and is refilled automatically."""
 
@@ -130,10 +129,10 @@ class SessionWaits:
             target = await self._target(request)
             if target.mending:
                 refilled()
-                target = await self._mended(target, request)
+                await self._mended(target, request)
         except HeadraceError:
-            return False
-        return target.status in OWNED
+            return False  # it has stopped, is paused, or is being created
+        return True
 
     async def _sources(self, target: WaitTarget) -> dict[str, str]:
         """Return the other databases that the view reads: their DSNs by name."""
@@ -237,14 +236,7 @@ class SessionWaits:
         assert found.id is not None, "it exists"
         wanted = record_end(parse_lsn(found.lsn), self._block, self._segment)
         return WaitTarget(
-            found.id,
-            found.name,
-            wanted,
-            found.timeout,
-            found.owns,
-            found.beyond,
-            found.status,
-            mending,
+            found.id, found.name, wanted, found.timeout, found.owns, found.beyond, mending
         )
 
     async def _asked(self, asked: dict[str, Any], request: WaitFor) -> WaitedView:

@@ -28,8 +28,8 @@ from psycopg.pq import TransactionStatus
 from headrace.errors import (
     PrerequisiteError,
     PrivilegeError,
-    StoppedBelowError,
     UndefinedError,
+    UnreadableViewError,
     UnsupportedError,
     UserError,
 )
@@ -383,7 +383,7 @@ class Sources:
         if key in self._expanded:
             return self._expanded[key]
         if result.status not in self._readable:
-            raise StoppedBelowError(
+            raise UnreadableViewError(
                 f"view {name} cannot be read: its status is {result.status}",
                 hint=f"Run CALL headrace.resync_view({argument(name)}) first.",
                 view=name,
