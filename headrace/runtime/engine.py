@@ -268,7 +268,7 @@ class Engine:
         assert stream is not None, "after a rewind"
         self._commits.take()
         self._catching_up.take()
-        self._commands()
+        settles = self._commands()
         # Also in a cycle that only moved the position, or let a view go on.
         self.waits.caught_up()
         self.taps.check()
@@ -285,8 +285,9 @@ class Engine:
         if state.stopping or state.stream is not stream:
             return  # a command or a retried view has asked for a rewind
         self.durability.end()
-        self._catching_up.look()
-        self._catching_up.step()
+        if not settles:
+            self._catching_up.look()
+            self._catching_up.step()
         due = min(self.durability.step(stream), self._catching_up.due)
         if not self._catching_up.working:
             due = min(due, self._healing.retry_at(), self._returning.due, self.watch.due)
@@ -295,7 +296,7 @@ class Engine:
             if state.db.regulate(worked_s):
                 due = min(due, clock.monotonic() + _REGULATE_S)
         self._ahead.step(stream)
-        full, meeting_s = not state.pipeline.room, self._catching_up.meeting_s()
+        full, meeting_s = settles or not state.pipeline.room, self._catching_up.meeting_s()
         crowded = state.db.crowded or any(host.crowded for host in state.hosts.values())
         held = state.checkpoints.lagging or crowded
         wait = max(due - clock.monotonic(), 0.0)
@@ -343,16 +344,18 @@ class Engine:
         if not self._catching_up.working:
             self.watch.poll(self.leaving.fail, self._partitions.follow)
 
-    def _commands(self) -> None:
-        """Run the commands that wait, unless views that lag are worked on.
+    def _commands(self) -> bool:
+        """Run the commands that wait, if nothing is in flight.
 
-        Such a batch may take long, and the leading views go on meanwhile.  The next one begins
-        after the commands (``_cycle``).
+        Return whether no batch may begin until they have run.  While views that lag are worked on,
+        it may: that can take long, and the leading views go on meanwhile.
         """
         self._be_urgent()
         while self._inbox and not self._catching_up.busy:
-            self.drain()
+            if self.state.pipeline.busy:
+                return True
             self._inbox.popleft()()
+        return False
 
     def _on_engine(self, work: Callable[[], Any]) -> Any:
         """Return what ``work`` returns on the engine's thread; for other threads."""
@@ -393,6 +396,7 @@ class Engine:
     def _take(self) -> None:
         """Take what is finished, or wait for it for a moment."""
         self._be_urgent()
+        self.durability.urgency.step()
         self._commits.take(_DRAIN_S)
         self._catching_up.take()
 

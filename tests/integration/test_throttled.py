@@ -12,6 +12,7 @@ import random
 import signal
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Self
 
@@ -165,9 +166,28 @@ def test_e24_memory_is_bounded_and_all_arrives(engine, source, commander, bursts
     wait_until(lambda: holds(commander), lambda: f"what was let go is gone: {parts(commander)}")
 
 
+@contextlib.contextmanager
+def call_waiting(engine: EmbeddedEngine) -> Iterator[None]:
+    """Have a call that waits for the sink, as a notice has said; its view has no changes."""
+    told: list[str | None] = []
+    with (
+        psycopg.connect(engine.dsn, autocommit=True) as conn,
+        ThreadPoolExecutor(1) as beside,
+    ):
+        conn.add_notice_handler(lambda notice: told.append(notice.message_primary))
+        call = beside.submit(conn.execute, "CALL headrace.pause_view('quiet')")
+        wait_until(lambda: told, "the call waits")
+        yield
+        call.result(PATIENCE_S)
+
+
+@pytest.mark.parametrize("calling", [False, True], ids=["alone", "beside-a-call"])
 @pytest.mark.engine_with(**BOUNDS)
-def test_a9_a_queue_fills_on_disk_behind_what_stands_still(engine, source, commander):
-    """First behind the sink's backend, then behind the worker, which must read all of it back."""
+def test_a9_a_queue_fills_on_disk_behind_what_stands_still(engine, source, commander, calling):
+    """First behind the sink's backend, then behind the worker, which must read all of it back.
+
+    So it does while a call waits until all that is in flight is committed.
+    """
 
     def burst(n: int) -> None:
         source.execute(BURST, (n * ROWS, (n + 1) * ROWS - 1))
@@ -180,13 +200,21 @@ def test_a9_a_queue_fills_on_disk_behind_what_stands_still(engine, source, comma
         used, limit = parts(commander)["queues in memory"]
         return limit is not None and used <= limit < on_disk() // 2
 
+    if calling:
+        commander.execute("CALL headrace.create_view('quiet', 'SELECT g FROM groups')")
     with Watched(engine, throttled=False) as watched:
         wait_until(lambda: watched.peak, "it is looked at")
         idle = watched.peak
         burst(0)
         wait_until(lambda: all(right(source)), "the first burst is there")
-        with sink_standing_still(source):
-            for n in range(1, 9):
+        with contextlib.ExitStack() as stack:
+            waits = stack.enter_context(contextlib.ExitStack())
+            stack.enter_context(sink_standing_still(source))
+            burst(1)
+            wait_until(lambda: parts(commander)["rows to be written"][0], "the sink has work")
+            if calling:
+                waits.enter_context(call_waiting(engine))
+            for n in range(2, 9):
                 burst(n)
             wait_until(lambda: on_disk() > 3 * 8 * MB, lambda: f"only {on_disk()} bytes are kept")
             wait_until(
