@@ -46,7 +46,7 @@ from headrace.runtime.durability import Durability
 from headrace.runtime.durable_units import DurableUnits
 from headrace.runtime.engine_state import EngineState
 from headrace.runtime.failover import SwitchStored
-from headrace.runtime.intake import Intake
+from headrace.runtime.intake import CommitWaits, Intake
 from headrace.runtime.lateness import Lateness
 from headrace.runtime.leaving import Leaving
 from headrace.runtime.lifecycle import Lifecycle
@@ -123,7 +123,12 @@ class Engine:
         )
         self._commits: Final = Commits(state, self.leaving, self.waits, self.taps, self._lateness)
         self._intake: Final = Intake(
-            state, self.watch, self.leaving, self._commits, self.hosts, drain, self.quiesce
+            state,
+            self.watch,
+            self.leaving,
+            self._commits.leading,
+            self.hosts,
+            CommitWaits(self._take, drain, self.quiesce),
         )
         self._capacity: Final = OverloadDetector(state)
         self._catching_up: Final = CatchingUp(

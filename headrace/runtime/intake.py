@@ -6,6 +6,7 @@ A view that cannot process the batch stops at the one before; other views are no
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
 from itertools import islice
 from typing import Final
 
@@ -16,10 +17,10 @@ from headrace.kernels.pgoutput import Decoder
 from headrace.process import bounds, faults
 from headrace.runtime import positions
 from headrace.runtime.batches import Outcome, Processor, ViewAlteration
-from headrace.runtime.commits import Commits
 from headrace.runtime.engine_state import EngineState
 from headrace.runtime.incoming import Frames, StreamFrames
 from headrace.runtime.jobs import CommitJob, ViewPart
+from headrace.runtime.leading import LeadingUnits
 from headrace.runtime.leaving import Leaving
 from headrace.runtime.positions import BatchRecord, Position
 from headrace.runtime.shared import Shared
@@ -28,7 +29,20 @@ from headrace.runtime.watch import Watch
 from headrace.runtime.worker_handles import WorkerHandles
 from headrace.sql.history import XIDS_MAX
 
-_ROOM_S: Final = 1.0
+
+@dataclass(frozen=True, slots=True)
+class CommitWaits:
+    """Waits for commits of batches in flight, as the engine offers them to its parts.
+
+    Meanwhile it runs commands that need not wait, and keeps queues within their memory.
+    """
+
+    next: Callable[[], None]
+    """Wait for the next commit, or a moment."""
+    drain: Callable[[], None]
+    """See ``Engine.drain``."""
+    quiesce: Callable[[Collection[int]], None]
+    """See ``Engine.quiesce``."""
 
 
 class Intake:
@@ -39,19 +53,16 @@ class Intake:
         state: EngineState,
         watch: Watch,
         leaving: Leaving,
-        commits: Commits,
+        leading: LeadingUnits,
         hosts: WorkerHandles,
-        drain: Callable[[], None],
-        quiesce: Callable[[Collection[int]], None],
+        waits: CommitWaits,
     ) -> None:
         self._state = state
         self._watch = watch
         self._leaving = leaving
-        self._commits = commits
         self._hosts = hosts
-        self._leading: Final = commits.leading
-        self._drain = drain
-        self._quiesce = quiesce
+        self._leading: Final = leading
+        self._waits = waits
         self._decoder = Decoder()
         self._processor = Processor(
             state.settings, state.suspects, watch.altered, state.evaluators, state.grants
@@ -86,12 +97,12 @@ class Intake:
         """Run the dataflows on a batch, and hand the result to the sink thread."""
         state = self._state
         while not state.pipeline.room:
-            self._commits.take(_ROOM_S)  # a tick of the clock may have used it since the last look
+            self._waits.next()  # a tick of the clock may have used it since the last look
         began_s = clock.monotonic()
         txid = batch.txid if batch.txid is not None else state.next_txid
         sequential = state.suspects.sequential(txid)
         if sequential:
-            self._drain()
+            self._waits.drain()
         attempt = state.pipeline.begin(txid)
         record = self.record(txid, attempt, batch)
         faults.point(faults.BATCH_RECORDED)
@@ -120,7 +131,7 @@ class Intake:
         state.taken = Position(txid, max(batch.end_lsn, state.taken.lsn))
         state.pipeline.processed(job)
         if sequential:
-            self._drain()
+            self._waits.drain()
         return outcome
 
     def finished(
@@ -210,7 +221,7 @@ class Intake:
         state = self._state
         units = [unit for unit in map(state.unit, outcome.failed) if unit is not None]
         views = [view.id for unit in units for view in state.views_of(unit)]
-        self._quiesce([*outcome.failed, *views])
+        self._waits.quiesce([*outcome.failed, *views])
         for unit_id, error in outcome.failed.items():
             shared = state.subplans.get(unit_id)
             if shared is None:
