@@ -119,6 +119,11 @@ class Checkpoints:
         return self._underway is not None
 
     @property
+    def writing(self) -> bool:
+        """Whether one is being written, or was and is not ended; not one that is held."""
+        return self._underway is not None and not self.held
+
+    @property
     def confirming(self) -> int:
         """LSN to confirm when the checkpoint under way is on disk; 0 if there is none."""
         return self._underway.holds.confirmed if self._underway is not None else 0

@@ -40,6 +40,8 @@ class Durability:
         self._rest = rest
         self._waits_until = math.inf
         """When a checkpoint that waits for units that lag begins without them."""
+        self.begins_at = 0.0
+        """No checkpoint becomes due before this monotonic time, because commands wait."""
         self._confirm_at = 0.0
         self._check_at = 0.0
         self._asked = 0
@@ -214,7 +216,8 @@ class Durability:
         )
         crowded = self.urgency.crowded
         owed = state.lagging.awaited and not state.lagging.working
-        return state.checkpoints.due(ahead=ahead, large=large, crowded=crowded, owed=owed)
+        due = state.checkpoints.due(ahead=ahead, large=large, crowded=crowded, owed=owed)
+        return max(due, self.begins_at)
 
     def begin(self) -> None:
         """Begin a checkpoint of all commits; REQUIRES: none is under way."""

@@ -23,6 +23,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Collection
 from concurrent.futures import Future
+from dataclasses import dataclass
 from typing import Any, Final
 
 import psycopg
@@ -73,6 +74,17 @@ _REGULATE_S: Final = 0.005
 """Seconds between slices of the memory regulator's work when there is no batch."""
 _BACKOFF_S_MAX: Final = 10.0
 _DRAIN_S: Final = 1.0
+_SETTLES_S: Final = 1.0
+"""Seconds for which commands wait for commits before a checkpoint may begin."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Command:
+    """Work that begins when no batch is in flight."""
+
+    run: Callable[[], None]
+    still: bool
+    """Whether no checkpoint may be being written then, either."""
 
 
 class Engine:
@@ -85,7 +97,9 @@ class Engine:
         self._rested_at = 0.0
         """Monotonic time from which the next batch is taken without waiting for more."""
         self._worked_s = 0.0
-        self._inbox: deque[Callable[[], None]] = deque()
+        self._settles_since: float | None = None
+        """Since when no batch has begun because commands wait; None: batches may begin."""
+        self._inbox: deque[_Command] = deque()
         self._urgent: deque[Callable[[], None]] = deque()
         self._wake: Final = threading.Event()
         state, drain = self.state, self.drain
@@ -165,11 +179,14 @@ class Engine:
 
     # --- for other threads
 
-    def submit(self, work: Callable[[], Any], *, quiet: bool = True) -> Future[Any]:
+    def submit(
+        self, work: Callable[[], Any], *, quiet: bool = True, still: bool = False
+    ) -> Future[Any]:
         """Run ``work`` on the engine's thread, between two batches.
 
         With ``quiet``, all batches in flight are committed first.  Other work waits neither for
-        that nor for quiet work in the queue.
+        that nor for quiet work in the queue.  With ``still``, quiet work also begins only when no
+        checkpoint is being written, so that no view waits for the disk because of it.
         """
         future: Future[Any] = Future()
 
@@ -183,7 +200,10 @@ class Engine:
             except Exception as error:  # noqa: BLE001  the caller gets it
                 future.set_exception(error)
 
-        (self._inbox if quiet else self._urgent).append(run)
+        if quiet:
+            self._inbox.append(_Command(run, still))
+        else:
+            self._urgent.append(run)
         self._poke()
         return future
 
@@ -194,6 +214,8 @@ class Engine:
             away = self.hosts.at_work()
             if away is not None:
                 return away
+            if self.durability.begins_at == math.inf:
+                return "a checkpoint"
             return "rows to be written" if self.state.pipeline.flights() else None
         unit_id, seconds = busy
         unit = self.state.unit(unit_id)
@@ -273,6 +295,7 @@ class Engine:
         assert stream is not None, "after a rewind"
         self._commits.take()
         self._catching_up.take()
+        self.durability.end()
         settles = self._commands()
         # Also in a cycle that only moved the position, or let a view go on.
         self.waits.caught_up()
@@ -290,7 +313,7 @@ class Engine:
         if state.stopping or state.stream is not stream:
             return  # a command or a retried view has asked for a rewind
         self.durability.end()
-        if not settles:
+        if not self._inbox or self._catching_up.busy:
             self._catching_up.look()
             self._catching_up.step()
         due = min(self.durability.step(stream), self._catching_up.due)
@@ -352,14 +375,26 @@ class Engine:
     def _commands(self) -> bool:
         """Run the commands that wait, if nothing is in flight.
 
-        Return whether no batch may begin until they have run.  While views that lag are worked on,
-        it may: that can take long, and the leading views go on meanwhile.
+        Return whether no batch may begin until they have run.  Batches may while views that lag are
+        worked on, or a command waits for a checkpoint: that can take long, and other views go on.
         """
         self._be_urgent()
+        state, durability = self.state, self.durability
         while self._inbox and not self._catching_up.busy:
-            if self.state.pipeline.busy:
+            now = clock.monotonic()
+            command = self._inbox[0]
+            if command.still and self._settles_since is None and state.checkpoints.writing:
+                durability.begins_at = math.inf
+                return False
+            if state.pipeline.busy:
+                if self._settles_since is None:
+                    self._settles_since = now
+                # Without one for long, queues would exceed their memory.
+                durability.begins_at = self._settles_since + _SETTLES_S
                 return True
-            self._inbox.popleft()()
+            self._settles_since = None
+            self._inbox.popleft().run()
+        self._settles_since, durability.begins_at = None, 0.0
         return False
 
     def _on_engine(self, work: Callable[[], Any]) -> Any:
@@ -501,7 +536,10 @@ class Engine:
         until = clock.monotonic() + seconds
         while not self.state.stopping:
             self._wake.clear()
-            self._commands()
+            self._be_urgent()
+            while self._inbox and not self._catching_up.busy:
+                self.drain()
+                self._inbox.popleft().run()
             left = until - clock.monotonic()
             if left <= 0 or self.state.stopping:
                 return

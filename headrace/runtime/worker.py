@@ -80,7 +80,7 @@ class Worker:
                 "tapped": self._tapped,
                 "untap": self._untap,
                 "attach": self._doing(_attach(self._engine)),
-                "attached": self._doing(_attached(self._engine)),
+                "attached": self._doing(_attached(self._engine), still=True),
                 "fail_batch": self._fail_batch,
                 "status": self._status,
                 "queues": _telling(self._engine, insight.queues),
@@ -95,7 +95,7 @@ class Worker:
                 "carries": self._doing(_carries(self._engine)),
                 "move": _move(self._engine, self._suspending),
                 "keep": _keep(self._engine, self._suspending),
-                "place": self._doing(_place(self._engine)),
+                "place": self._doing(_place(self._engine), still=True),
                 "durable_units": _durable_units(self._engine),
                 "unpublishing": _unpublishing(self._engine),
                 "stop": self._stop,
@@ -149,7 +149,9 @@ class Worker:
     async def _release(self, params: dict[str, Any], progress: Progress) -> None:
         job = _job(_need(params, "job"))
         if job in self._suspending:
-            await self._on_engine(lambda: self._engine.lifecycle.release(job), progress=progress)
+            await self._on_engine(
+                lambda: self._engine.lifecycle.release(job), still=True, progress=progress
+            )
             self._suspending.discard(job)
             return
         holds = self._engine.state.holds
@@ -158,7 +160,7 @@ class Worker:
     async def _adopt(self, params: dict[str, Any], progress: Progress) -> dict[str, Any]:
         view_id = int(_need(params, "view_id"))
         future = await self._on_engine(
-            lambda: self._engine.lifecycle.adopt(view_id), progress=progress
+            lambda: self._engine.lifecycle.adopt(view_id), still=True, progress=progress
         )
         await self._await_result(asyncio.wrap_future(future), progress)
         view = self._engine.state.views.get(view_id)
@@ -167,7 +169,7 @@ class Worker:
     async def _drop(self, params: dict[str, Any], _: Progress) -> None:
         view_id = int(_need(params, "view_id"))
         self._engine.interrupt(view_id)
-        await self._soon(lambda: self._engine.lifecycle.drop(view_id))
+        await self._soon(lambda: self._engine.lifecycle.drop(view_id), still=True)
 
     async def _pause(self, params: dict[str, Any], progress: Progress) -> None:
         view_id, caller = int(_need(params, "view_id")), params.get("caller")
@@ -175,9 +177,9 @@ class Worker:
         async with self._interrupting(view_id):
             await self._on_engine(lambda: pause(view_id, caller), progress=progress)
 
-    def _doing(self, act: Callable[[dict[str, Any]], Any]) -> rpc.Handler:
+    def _doing(self, act: Callable[[dict[str, Any]], Any], *, still: bool = False) -> rpc.Handler:
         async def handle(params: dict[str, Any], progress: Progress) -> Any:
-            return await self._on_engine(lambda: act(params), progress=progress)
+            return await self._on_engine(lambda: act(params), still=still, progress=progress)
 
         return handle
 
@@ -286,9 +288,14 @@ class Worker:
         }
 
     async def _on_engine(
-        self, work: Any, *, quiet: bool = True, progress: Progress | None = None
+        self,
+        work: Any,
+        *,
+        quiet: bool = True,
+        still: bool = False,
+        progress: Progress | None = None,
     ) -> Any:
-        future = asyncio.wrap_future(self._engine.submit(work, quiet=quiet))
+        future = asyncio.wrap_future(self._engine.submit(work, quiet=quiet, still=still))
         return await (future if progress is None else self._await_result(future, progress))
 
     @contextlib.asynccontextmanager
@@ -307,9 +314,9 @@ class Worker:
         finally:
             task.cancel()
 
-    async def _soon(self, work: Callable[[], None]) -> None:
+    async def _soon(self, work: Callable[[], None], *, still: bool = False) -> None:
         """Run ``work`` on the engine's thread; do not wait for its end if the engine is busy."""
-        future = asyncio.wrap_future(self._engine.submit(work))
+        future = asyncio.wrap_future(self._engine.submit(work, still=still))
         future.add_done_callback(_log_failure)
         await asyncio.wait((future,), timeout=_PATIENCE_S)
         if future.done():
