@@ -89,7 +89,9 @@ class Generator:
         return f"INSERT INTO {self._table()} {columns} VALUES ({ids}, 3, {self._value()})"
 
     def _update(self) -> str:
-        changed = f"m = {self._value()}, ms = ARRAY[{self._value()}, {self._value()}]::{self._mood()}[]"
+        changed = (
+            f"m = {self._value()}, ms = ARRAY[{self._value()}, {self._value()}]::{self._mood()}[]"
+        )
         by = self._random.randrange(2, 5)
         return f"UPDATE {self._table()} SET {changed}, {self._v()} = id % 7 WHERE id % {by} = 1"
 
@@ -130,7 +132,11 @@ class Generator:
 
     def _moved(self) -> str:
         what = self._random.choice(
-            (f"TABLE {self._table()}", f"TYPE {self._mood()}", f"FUNCTION {self._shown('g', 'function')}")
+            (
+                f"TABLE {self._table()}",
+                f"TYPE {self._mood()}",
+                f"FUNCTION {self._shown('g', 'function')}",
+            )
         )
         schema = "public" if " s." in what else "s"
         return f"ALTER {what} SET SCHEMA {schema}"
