@@ -239,7 +239,7 @@ def _planned(conn: Connection, analysis: Analysis, request: PlanRequest) -> Plan
         rights=frozenset(sources.rights),
         views=frozenset(sources.views),
         results=frozenset(sources.results),
-        named=_named(conn, sources, catalog, settings),
+        named=_named(conn, bound.canonical_sql, sources, catalog, settings),
         generated=frozenset(sources.tables.generated),
         sizes=builder.sizes,
         private=bool(sources.private),
@@ -314,12 +314,17 @@ def _shown(
 
 
 def _named(
-    conn: Connection, sources: Sources, catalog: Catalog, settings: dict[str, str]
+    conn: Connection,
+    canonical: str,
+    sources: Sources,
+    catalog: Catalog,
+    settings: dict[str, str],
 ) -> tuple[dict[str, Any], ...]:
     functions = catalog.functions.of_users()
     return tuple(
         names(
             conn,
+            canonical,
             sources.named,
             catalog.mentioned,
             functions,

@@ -7,7 +7,13 @@ from typing import Any, Final
 
 import psycopg
 
-from headrace.errors import DuplicateError, PrivilegeError, UndefinedError, UserError
+from headrace.errors import (
+    DuplicateError,
+    PrivilegeError,
+    TransientError,
+    UndefinedError,
+    UserError,
+)
 from headrace.postgres import tokens
 from headrace.postgres.acting import act_as
 from headrace.postgres.connect import Connection
@@ -139,11 +145,17 @@ def find_here(
     conn: Connection, text: str, caller: str | None, settings: dict[str, str]
 ) -> ViewRow | None:
     """Return the finished view that a new one called ``text`` would replace, or None."""
-    schema, name = parse(conn, text)
-    if schema is None:
-        schema = _current_schema(conn, caller, settings)
+    schema, name = parse_new(conn, text, caller, settings)
     found = views.find(conn, name, [schema])
     return None if found is None or found.status in UNFINISHED else found
+
+
+def parse_new(
+    conn: Connection, text: str, caller: str | None, settings: dict[str, str]
+) -> tuple[str, str]:
+    """Return schema and name of a new view called ``text``; the schema need not exist."""
+    schema, name = parse(conn, text)
+    return (_current_schema(conn, caller, settings) if schema is None else schema), name
 
 
 def search_path(conn: Connection, caller: str | None, settings: dict[str, str]) -> list[str]:
@@ -172,15 +184,34 @@ def find_owned(
     return view
 
 
-def lock(conn: Connection, view: ViewRow) -> None:
-    """Lock the catalog row of a view that was found before.
+def lock(conn: Connection, view: ViewRow) -> ViewRow:
+    """Lock the catalog row of a view that was found before; return it as it is now.
+
+    Since it was found, its creation may have ended, or another call may have altered it.
 
     Raises:
         UndefinedError: 42P01, the view was dropped since.
         UserError: 55006, the view's ID has changed since, by a resync or a new creation.
+        TransientError: 55006, the view was renamed since.
     """
-    if views.lock(conn, view.id):
-        return
+    views.lock(conn, view.id)
+    return again(conn, view)
+
+
+def again(conn: Connection, view: ViewRow) -> ViewRow:
+    """Return a view that was found before as it is now; errors as for ``lock``.
+
+    REQUIRES: the view's row is locked, if it is still there.
+    """
+    now = views.of_id(conn, view.id)
+    if now is not None and (now.schema, now.name) != (view.schema, view.name):
+        raise TransientError(
+            f"view {view.shown} was renamed to {now.shown} meanwhile",
+            hint="Call this once more.",
+            sqlstate="55006",
+        )
+    if now is not None:
+        return now
     if views.find(conn, view.name, [view.schema]) is None:
         raise UndefinedError(f'view "{view.name}" was dropped', sqlstate="42P01")
     raise UserError(

@@ -28,6 +28,7 @@ from headrace.errors import (
     SnapshotLost,
     StateDamaged,
     TransientError,
+    UndefinedError,
     UserError,
 )
 from headrace.planner import Planned, PlanRequest, plan
@@ -432,7 +433,13 @@ class Population(Loader):
 
     def _adopt(self) -> None:
         self._job.view_id = self._view_id
-        self._worker.adopt(self._view_id)
+        try:
+            self._worker.adopt(self._view_id)
+        except HeadraceError as error:
+            with self._connect() as conn:
+                if not views.exists(conn, self._view_id):
+                    raise UndefinedError("the view was dropped", sqlstate="42P01") from error
+            raise
 
     # --- undoing
 

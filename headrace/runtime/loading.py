@@ -20,6 +20,7 @@ from headrace.errors import (
     RowsInDoubt,
     StateDamaged,
     StructureChanged,
+    UndefinedError,
 )
 from headrace.process import faults
 from headrace.runtime import positions, result_tables, views
@@ -248,6 +249,8 @@ class Loading:
     def _own(self, view: View, *, new: bool) -> None:
         if self._state.owner.take_over([view]):
             self._leaving.forget(view.id)
+            if not catalog.exists(self._state.owner.conn, view.id):
+                raise UndefinedError("the view was dropped", sqlstate="42P01")
             raise BugError(f"view {view.id} has no progress row")
         if new and view.progress and view.progress.txid > view.mark.txid:
             # Batches up to there would be considered written.

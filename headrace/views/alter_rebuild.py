@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any
@@ -12,7 +11,7 @@ from psycopg import sql
 
 from headrace.collections import plan
 from headrace.errors import HeadraceError, UndefinedError
-from headrace.population import alter_table_plan, names, tables
+from headrace.population import alter_table_plan, tables
 from headrace.population.alter_table_plan import AlterTablePlan
 from headrace.population.context import JobContext
 from headrace.population.job import Job
@@ -25,7 +24,6 @@ from headrace.sql.history import StoredHistory
 from headrace.sql.view_spec import ViewSpec
 from headrace.sql.views import StoredView, ViewRow
 from headrace.types import Schema
-from headrace.views.pause import check_not_live
 from headrace.views.resync import Replanned, Resync
 
 
@@ -59,13 +57,6 @@ class ViewAlteration(Resync):
         self._had_columns = _columns_of(stored)
         self._refilled: table.ResultTable | None = None
         """The result table, if all of its rows were rewritten."""
-
-    def register(self, conn: Connection, undo: contextlib.ExitStack) -> None:
-        """See ``Resync``."""
-        check_not_live(self._context, self._job, self._view)
-        with conn.transaction():
-            names.lock(conn, self._view)  # the plan is only valid for this version of the view
-        super().register(conn, undo)
 
     def appear(self, conn: Connection, staged: Staging, facts: dict[str, Any]) -> None:
         """Store the new options as well; see ``Resync``."""

@@ -10,10 +10,11 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
+from headrace.errors import DuplicateError
 from headrace.planner import PlanRequest
 from headrace.population import catalog, names, placing
 from headrace.population.catalog import NewView
@@ -26,9 +27,12 @@ from headrace.postgres.connect import Connection
 from headrace.postgres.reliances import Facts
 from headrace.sink import keys
 from headrace.sql import history, points, views
+from headrace.sql.status import UNFINISHED
 from headrace.sql.verbs import CreateView
 from headrace.sql.view_spec import ViewSpec
 from headrace.views import alter, option_checks, quotas, texts
+
+_LOOK_S: Final = 0.1
 
 
 def create_view(context: JobContext, job: Job, request: CreateView) -> dict[str, Any]:
@@ -39,11 +43,42 @@ def create_view(context: JobContext, job: Job, request: CreateView) -> dict[str,
     Raises:
         HeadraceError: the creation failed or was cancelled; nothing is left behind.
     """
-    if request.replace:
+    tried = False
+    while request.replace:
         answer = alter.replaced(context, job, request)
         if answer is not None:
             _say_what_stays(context, job, request, int(answer["view_id"]))
             return answer
+        try:
+            return _created(context, job, request)
+        except DuplicateError:
+            # Another call may have created the view meanwhile, or be about to, or have failed.
+            if not _await_other(context, job, request) and tried:
+                raise
+            tried = True
+    return _created(context, job, request)
+
+
+def _await_other(context: JobContext, job: Job, request: CreateView) -> bool:
+    """Wait while another call creates the view; return whether there was one, or is a view now."""
+    with planning(context, job) as conn:
+        schema, name = names.parse_new(conn, request.name, request.caller, request.settings)
+        view = views.find(conn, name, [schema])
+    if view is None:
+        return False
+    if view.status not in UNFINISHED:
+        return True
+    other = context.live.get(view.id)
+    if other is None:
+        return False
+    job.phase("pending")
+    job.say(f"view {view.shown} is being created by another call")
+    while context.live.get(view.id) is other:
+        job.wait(_LOOK_S)
+    return True
+
+
+def _created(context: JobContext, job: Job, request: CreateView) -> dict[str, Any]:
     try:
         return Creation(context, job, plan(context, job, request)).run()
     except keys.KeyTooLong as error:

@@ -63,7 +63,13 @@ def drop_view(context: JobContext, job: Job, request: DropView) -> dict[str, Any
         view = found
         read = reads.tables_of(conn, view.id)
         with job.translating():
-            notices = _drop(context, job, conn, view)
+            try:
+                notices = _drop(context, job, conn, view)
+            except UndefinedError as error:
+                # Another call has dropped it meanwhile.
+                if not request.if_exists:
+                    raise
+                return {"message": f"{error.message}, skipping"}
     faults.point(faults.DROPPED)
     _tell_worker(context, view)
     faults.point(faults.WORKER_FORGOT)
@@ -101,7 +107,7 @@ def _drop(context: JobContext, job: Job, conn: Connection, view: ViewRow) -> lis
     for attempt in range(1, _LOCK_ATTEMPTS + 1):
         try:
             with conn.transaction():
-                _lock_row(conn, view)
+                view = _lock_row(conn, view)
                 children = _drop_table(conn, view)
                 job.check()
                 views.delete(conn, view.id)
@@ -122,15 +128,15 @@ def _drop(context: JobContext, job: Job, conn: Connection, view: ViewRow) -> lis
     raise AssertionError("the last attempt returns or raises")
 
 
-def _lock_row(conn: Connection, view: ViewRow) -> None:
-    """Lock the view's row, so that no other view begins to read it.
+def _lock_row(conn: Connection, view: ViewRow) -> ViewRow:
+    """Lock the view's row, so that no other view begins to read it; return it as it is now.
 
     Raises:
         UndefinedError: the view was dropped meanwhile.
         UserError: 55006, a resync has given the view another id.
         UserError: 2BP01, other views of Headrace read it.
     """
-    names.lock(conn, view)
+    view = names.lock(conn, view)
     users = reads.users(conn, view.result_oid)
     if users:
         raise UserError(
@@ -140,6 +146,7 @@ def _lock_row(conn: Connection, view: ViewRow) -> None:
             + " ".join(f"CALL headrace.drop_view({tokens.argument(user)});" for user in users),
             sqlstate="2BP01",
         )
+    return view
 
 
 def _drop_table(conn: Connection, view: ViewRow) -> list[str]:

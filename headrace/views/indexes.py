@@ -55,10 +55,16 @@ def create_index(context: JobContext, job: Job, request: CreateIndex) -> dict[st
         try:
             view = names.find_owned(conn, request.view, request.caller, request.settings)
             with conn.transaction():
-                return {"name": add(conn, view, request.definition)}
+                name = add(conn, view, request.definition)
+            # Otherwise a table that is dropped before the worker's next look is restored without
+            # the index.  Other calls lock the view's row first, then the table.
+            with conn.transaction():
+                if views.hold(conn, view.id) is not None:
+                    results.record_table_metadata(conn, [view.id])
         except psycopg.Error as error:
             job.check()
             raise as_headrace(error) from error
+    return {"name": name}
 
 
 def drop_index(context: JobContext, job: Job, request: DropIndex) -> dict[str, Any]:
@@ -79,6 +85,8 @@ def drop_index(context: JobContext, job: Job, request: DropIndex) -> dict[str, A
                 if found is None:
                     raise UndefinedError(f'index "{request.name}" does not exist')
                 names.check_owner(conn, found, request.caller)
+                # Before the table, as other calls do.
+                names.lock(conn, found)
                 hashes = found.result_oid and name == table.index_name(found.result_oid)
                 if hashes or found.primary_key:
                     raise PrivilegeError(
@@ -96,8 +104,10 @@ def drop_index(context: JobContext, job: Job, request: DropIndex) -> dict[str, A
 
 
 def _check_unneeded(conn: Connection, view: ViewRow, name: str) -> None:
-    """Raise UserError if a connection point needs the index ``name``, which was just dropped."""
-    names.lock(conn, view)
+    """Raise UserError if a connection point needs the index ``name``, which was just dropped.
+
+    REQUIRES: the view's row is locked.
+    """
     point = points.unserved(conn, view.id)
     if point is not None:
         raise UserError(
@@ -171,6 +181,9 @@ def add(conn: Connection, view: ViewRow, definition: str) -> str:
     if row is None:
         raise UndefinedError(f"result table {view.shown} does not exist", sqlstate="42P01")
     target = sql.Identifier(row[0], row[1])
+    # One index after the other.  LIKE takes a weaker lock, and to wait for a stronger one then
+    # could be a deadlock with a call that alters the table.
+    conn.execute(sql.SQL("LOCK TABLE {} IN SHARE ROW EXCLUSIVE MODE").format(target))
     probe = sql.Identifier("pg_temp", _PROBE)
     conn.execute(
         sql.SQL("CREATE TEMPORARY TABLE {} (LIKE {}) ON COMMIT DROP").format(
@@ -183,8 +196,6 @@ def add(conn: Connection, view: ViewRow, definition: str) -> str:
     conn.execute(sql.SQL("DROP TABLE {}").format(probe))
     oid, name = _make(conn, target, int(view.result_oid or 0), definition)
     _check_built_in(conn, oid)
-    # Otherwise a table that is dropped before the worker's next look is restored without the index.
-    results.record_table_metadata(conn, [view.id])
     return name
 
 

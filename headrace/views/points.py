@@ -19,7 +19,7 @@ from headrace.population.context import JobContext
 from headrace.population.job import Job
 from headrace.postgres import tokens
 from headrace.postgres.connect import Connection
-from headrace.sql import history, points, views
+from headrace.sql import history, points, results, views
 from headrace.sql.points import Point
 from headrace.sql.verbs import CreatePoint, DropPoint
 from headrace.sql.views import ViewRow
@@ -118,6 +118,7 @@ def _index(conn: Connection, view: ViewRow, column: str | None) -> dict[str, Any
     definition = sql.SQL("({})").format(sql.Identifier(column)).as_string(conn)
     try:
         name = indexes.add(conn, view, definition)
+        results.record_table_metadata(conn, [view.id])
     except (psycopg.errors.UndefinedObject, UnsupportedError) as error:
         why = error.message if isinstance(error, UnsupportedError) else error.diag.message_primary
         raise UnsupportedError(

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import contextlib
 
+import psycopg
 from psycopg import sql
 
-from headrace.errors import HeadraceError, PrivilegeError, UndefinedError
+from headrace.errors import DuplicateError, HeadraceError, PrivilegeError, UndefinedError
 from headrace.population import names
 from headrace.population.context import JobContext
 from headrace.population.job import Job
@@ -58,7 +59,7 @@ def rename_view(context: JobContext, job: Job, request: RenameView) -> None:
         suspended = {"view_id": view.id, "job": job.name}
         context.worker.call("suspend", suspended, job)
         with conn.transaction():
-            _rename(conn, view, to, name)
+            _rename(conn, names.lock(conn, view), to, name)
 
 
 def _check_may(conn: Connection, view: ViewRow, schema: str) -> None:
@@ -76,8 +77,11 @@ def _check_may(conn: Connection, view: ViewRow, schema: str) -> None:
 
 
 def _rename(conn: Connection, view: ViewRow, schema: str, name: str) -> None:
-    if not views.rename(conn, view.id, schema, name):
-        raise UndefinedError(f'view "{view.name}" was dropped', sqlstate="42P01")
+    try:
+        views.rename(conn, view.id, schema, name)
+    except psycopg.errors.UniqueViolation as error:
+        # A view that is being created has no table yet.
+        raise DuplicateError(f'view "{name}" already exists', sqlstate="42P07") from error
     assertions.renamed(conn, view.id)
     row = conn.execute(
         "SELECT n.nspname, c.relname FROM pg_class c"

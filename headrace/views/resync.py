@@ -25,6 +25,7 @@ from headrace.counting import counted, noun
 from headrace.errors import (
     HeadraceError,
     ResultTableChanged,
+    SinkTableError,
     TransientError,
     UndefinedError,
     UnsupportedError,
@@ -362,17 +363,27 @@ class Resync(Population):
         self._suspend()  # its undo action is that of the hold
 
     def register(self, conn: Connection, undo: contextlib.ExitStack) -> None:
-        """Take a new id, and register the tables that the view did not read before."""
+        """Take a new id, and register the tables that the view did not read before.
+
+        Raises:
+            UndefinedError: the view was dropped since it was planned.
+            UserError: 55006, another job populates it, or it was rebuilt since.
+            TransientError: 55006, it was renamed since.
+        """
         check_not_live(self._context, self._job, self._view)
         self._live(self._view.id, undo)
-        self._view_id = views.next_id(conn)
-        self._live(self._view_id, undo)
-        self._read_before = reads.tables_of(conn, self._view.id)
-        more = [t for t in self._planned.tables if t.oid not in self._read_before]
-        self._undo(undo, "tables", lambda: self._forget_tables([t.oid for t in more]))
-        reads.insert_tables(conn, self._view.id, catalog.rows_of(more))
-        # If the resync fails, these may block the drop of a view that is not read after all.
-        reads.insert_uses(conn, self._view.id, self._planned.results)
+        with conn.transaction():
+            # The plan is only valid for this version of the view.
+            views.hold(conn, self._view.id)
+            names.again(conn, self._view)
+            self._view_id = views.next_id(conn)
+            self._live(self._view_id, undo)
+            self._read_before = reads.tables_of(conn, self._view.id)
+            more = [t for t in self._planned.tables if t.oid not in self._read_before]
+            self._undo(undo, "tables", lambda: self._forget_tables([t.oid for t in more]))
+            reads.insert_tables(conn, self._view.id, catalog.rows_of(more))
+            # If the resync fails, these may block the drop of a view that is not read after all.
+            reads.insert_uses(conn, self._view.id, self._planned.results)
 
     def appear(self, conn: Connection, staged: Staging, facts: dict[str, Any]) -> None:
         """Exchange rows, progress and catalog row in the final transaction."""
@@ -502,9 +513,14 @@ class Resync(Population):
         """Raise early if the table cannot be filled, before everything is loaded."""
         oid = self._view.result_oid
         if oid is not None and table.fingerprint(conn, oid) is not None:
-            with _hinting():
-                publication = self._settings.publication_name
-                table.check(conn, self._as_is(oid), publication, filling=True)
+            try:
+                with _hinting():
+                    publication = self._settings.publication_name
+                    table.check(conn, self._as_is(oid), publication, filling=True)
+            except SinkTableError:
+                # Perhaps another call has just dropped or renamed the view.
+                names.again(conn, self._view)
+                raise
 
     def _leave(self) -> None:
         # A worker that is down sees it later: the old id is missing in the catalog.

@@ -158,6 +158,29 @@ CASES = {
         query="SELECT id, g FROM {t}",
         before=RETYPED,
     ),
+    "constant": Case(
+        "was renamed",
+        "ALTER TYPE e_{t} RENAME VALUE 'x' TO 'z'",
+        query="SELECT id, g FROM {t} WHERE g IN ('x', 'y')",
+        after="SELECT id, g FROM {t} WHERE g IN ('z', 'y')",
+        before=RETYPED,
+    ),
+    # The text that Postgres printed is still valid, but now means the other label.
+    "exchanged": Case(
+        "was renamed",
+        "BEGIN; ALTER TYPE e_{t} RENAME VALUE 'x' TO 'z'; ALTER TYPE e_{t} RENAME VALUE 'y' TO 'x';"
+        " ALTER TYPE e_{t} RENAME VALUE 'z' TO 'y'; COMMIT",
+        query="SELECT id, g FROM {t} WHERE g = 'x'",
+        after="SELECT id, g FROM {t} WHERE g = 'y'",
+        before=RETYPED,
+    ),
+    "attributes": Case(
+        "the attributes of type",
+        "ALTER TYPE r_{t} ADD ATTRIBUTE y int",
+        query="SELECT id, coalesce(NULL, '(4)'::r_{t})::text AS r FROM {t}",
+        after="SELECT id, '(4,)' AS r FROM {t}",
+        before="CREATE TYPE r_{t} AS (x int)",
+    ),
     "result": Case(
         "was altered",
         "CALL headrace.alter_view('low_{t}', 'SELECT id, a + 1 AS a FROM {t}')",

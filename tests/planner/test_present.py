@@ -111,3 +111,68 @@ def test_a_dropped_column_shifts_none(conn, shop):
         conn.execute("ALTER TABLE shop.orders DROP extra, ADD extra int DEFAULT 9")
         text = present(conn, renamed.canonical_sql, list(renamed.named))
         assert rows(conn, text) == want
+
+
+CONSTANTS = """
+CREATE SCHEMA k;
+CREATE TYPE k.mood AS ENUM ('ok', 'bad', 'it''s', 'a,b', 'NULL', '', '"q"', E'\\\\');
+CREATE DOMAIN k.some AS k.mood CHECK (value <> 'bad');
+CREATE TYPE k.span AS RANGE (subtype = k.mood, multirange_type_name = k.spans);
+CREATE TYPE k.two AS (a int, b k.mood, c text, d k.mood[], e k.span);
+CREATE TYPE k.deep AS (x k.two[], y k.some, z int);
+CREATE TABLE k.rows (id int PRIMARY KEY, m k.mood);
+INSERT INTO k.rows SELECT i, (enum_range(NULL::k.mood))[i] FROM generate_series(1, 8) i;
+"""
+VALUES = {
+    "mood": ("ok", "it's", "a,b", "NULL", "", '"q"', "\\"),
+    "some": ("it's",),
+    "mood[]": ('{ok,NULL,"NULL"}', "{}", r'[2:3]={"\\","a,b"}', r'{{"",it\'s},{"\"q\"",bad}}'),
+    "span": ("empty", "[ok,bad]", '[,"a,b")', "(it''s,)".replace("''", "'"), r'["NULL","\\"]'),
+    "spans": ("{}", '{[ok,bad],["a,b",)}'),
+    "two": (
+        '(1,bad,"x ""y"", \\\\",,)',
+        r"""(,"a,b",ok,"{ok,""a,b"",NULL}","[ok,""\\\\""]")""",
+        "(,,,,)",
+    ),
+    "two[]": (r'{"(1,bad,,\"{ok,bad}\",empty)",NULL}',),
+    "deep": (r'("{""(1,bad,NULL,{},)"",NULL}",ok,5)',),
+    "rows": ("(7,bad)",),
+}
+"""Constants by type of the schema."""
+CHANGES = (
+    "ALTER TYPE k.mood RENAME VALUE 'bad' TO 'worse'",
+    "ALTER TYPE k.mood RENAME VALUE 'ok' TO E' \\\\\"{}()[],'''",
+    # Two labels change their places.
+    "ALTER TYPE k.mood RENAME VALUE 'a,b' TO 'x'; ALTER TYPE k.mood RENAME VALUE '' TO 'a,b';"
+    " ALTER TYPE k.mood RENAME VALUE 'x' TO ''",
+    "ALTER TYPE k.mood ADD VALUE 'new' BEFORE 'worse'",
+    "ALTER TYPE k.mood RENAME TO temper; ALTER TYPE k.temper RENAME VALUE 'NULL' TO 'null'",
+    "ALTER TYPE k.two ADD ATTRIBUTE f text, DROP ATTRIBUTE c",
+    "ALTER TYPE k.two RENAME ATTRIBUTE b TO c",
+    "ALTER TABLE k.rows ADD late text DEFAULT 'x y'",
+    "ALTER TYPE k.deep DROP ATTRIBUTE x, DROP ATTRIBUTE y, DROP ATTRIBUTE z",
+)
+
+
+def test_constants_follow_labels_and_attributes(conn):
+    """As in views of Postgres, which store them by OID."""
+    with conn.transaction(force_rollback=True):
+        conn.execute(CONSTANTS)
+        made = []
+        for kind, texts in VALUES.items():
+            for text in texts:
+                literal = "'" + text.replace("'", "''") + "'"
+                query = f"SELECT id, coalesce({literal}::k.{kind}, NULL)::text AS v FROM k.rows"
+                conn.execute(f"CREATE VIEW k.v{len(made)} AS {query}")
+                planned = plan(conn, PlanRequest(query))
+                made.append((planned.canonical_sql, json.loads(json.dumps(planned.named))))
+        for change in CHANGES:
+            conn.execute(change)
+            for number, (text, named) in enumerate(made):
+                now = present(conn, text, named)
+                want = rows(conn, f"SELECT * FROM k.v{number}")
+                assert rows(conn, now) == want, (change, text)
+        for text, named in made:
+            now = present(conn, text, named)
+            again = plan(conn, PlanRequest(now))
+            assert rows(conn, again.canonical_sql) == rows(conn, now), text

@@ -20,6 +20,7 @@ from typing import Any, Final
 from psycopg import sql
 
 from headrace.errors import UnsupportedError
+from headrace.planner.analyse import labels
 from headrace.postgres import tokens
 from headrace.postgres.connect import Connection
 from headrace.postgres.settings import FUNCTION_PATH
@@ -104,6 +105,8 @@ def rewritten(
         UnsupportedError: objects that shared a name now have different names.
     """
     had = _had(named)
+    types = {name: oid for (kind, oid), name in had.items() if kind == "type"}
+    text = labels.rewritten(conn, text, named, types)
     now = _now(conn, had)
     called: dict[tuple[str, str, str], set[Name]] = {}
     for key, old in had.items():

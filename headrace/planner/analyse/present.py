@@ -20,7 +20,7 @@ from typing import Any, Final
 from psycopg import sql
 
 from headrace.errors import UnsupportedError
-from headrace.planner.analyse import objects
+from headrace.planner.analyse import labels, objects
 from headrace.planner.analyse.objects import KEYWORD, NAME
 from headrace.postgres import tokens
 from headrace.postgres.connect import Connection
@@ -59,6 +59,7 @@ class _Present:
 
 def names(
     conn: Connection,
+    canonical: str,
     counts: dict[int, int],
     types: Iterable[int] = (),
     functions: Iterable[int] = (),
@@ -69,6 +70,8 @@ def names(
     rows = conn.execute(_USER_TYPES, (sorted(types), list(counts))).fetchall()
     kinds = [row[0] for row in rows]
     found = objects.record(conn, kinds, functions, others, settings or {})
+    printed = {(e["schema"], e["name"]): e["oid"] for e in found if e["kind"] == "type"}
+    found += labels.record(conn, canonical, printed)
     return found + [
         {
             "oid": oid,
