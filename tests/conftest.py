@@ -204,11 +204,19 @@ def databases(postgres: str) -> Iterator[Databases]:
 
 
 @pytest.fixture
-def database(databases: Databases) -> Iterator[str]:
-    """The DSN of an empty database under a new name, for this test alone."""
-    name = databases.take()
+def database(databases: Databases, request: pytest.FixtureRequest) -> Iterator[str]:
+    """The DSN of a database under a new name, for this test alone.
+
+    It is empty, or has Headrace's catalog if the test or a fixture of it asks for ``catalog``.
+    """
+    name = databases.take(installed="catalog" in request.fixturenames)
     yield make_conninfo(databases.server, dbname=name)
     databases.give_back(name)
+
+
+@pytest.fixture
+def catalog() -> None:
+    """Have ``database`` made with Headrace's catalog, as ``install`` leaves it."""
 
 
 def environment(database: str) -> dict[str, str]:
