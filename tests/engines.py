@@ -2,9 +2,10 @@
 
 An interpreter spends most of an engine's start with imports, 0.6 s of CPU; a fork takes
 milliseconds. After the fork the process runs ``main`` of its module, as ``python -m`` does:
-``headrace.server.cli``, or a worker or a builder (1 s of imports). It is executed instead if the test gives it another interpreter or a variable that may be read before
-the imports, and always with ``HEADRACE_TEST_EXEC=1``. Tests of the demo, of packages and of
-upgrades use ``EmbeddedEngine``, which always executes it.
+``headrace.server.cli``, or a worker or a builder (1 s of imports). It is executed instead if the
+test gives it another interpreter or a variable that may be read before the imports, and always with
+``HEADRACE_TEST_EXEC=1``. Tests of the demo, of packages and of upgrades use ``EmbeddedEngine``,
+which always executes it.
 
     test ──socket──► template ──fork──► keeper ──fork──► engine
       ▲                                   │
