@@ -6,6 +6,7 @@ An engine takes seconds to start, and most tests only need one that runs.
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Callable
 from typing import Final
 
@@ -16,6 +17,9 @@ from headrace.embedded.engine import EmbeddedEngine
 
 USES_MAX: Final = 20
 """Modules after which the engine is replaced: by then its catalogs are full of dead rows."""
+IDLE_S: Final = 60.0
+"""Seconds without a use after which the engine is stopped: idle, it takes as much processor time in
+a minute as a start."""
 _RECORDS: Final = (*("commands", "covered", "events", "facts", "history", "samples", "progress"),)
 """Tables that an engine writes by itself."""
 
@@ -32,9 +36,12 @@ class CommonEngine:
         self._engine: EmbeddedEngine | None = None
         self._fresh: dict[str, int] = {}
         self._uses = 0
+        self._idle_since: float | None = None
+        """Time of the end of the last use, on the monotonic clock; None: in use, or never used."""
 
     def take(self) -> EmbeddedEngine:
         """Return a running engine without traces of the previous module."""
+        self._idle_since = None
         if self._engine is not None and self._reusable(self._engine):
             self._uses += 1
             return self._engine
@@ -43,6 +50,16 @@ class CommonEngine:
         self._fresh = _counts(self._engine)
         self._uses = 1
         return self._engine
+
+    def release(self) -> None:
+        """Note that the module that took the engine has ended."""
+        self._idle_since = time.monotonic()
+
+    def close_if_idle(self) -> None:
+        """Stop the engine if it was not used for ``IDLE_S``."""
+        if self._idle_since is not None and time.monotonic() >= self._idle_since + IDLE_S:
+            self._idle_since = None
+            self.close()
 
     def close(self) -> None:
         """Stop the engine."""

@@ -72,6 +72,8 @@ TOLD = "told"
 """Name of a test's property (``record_property``) that is printed in the summary."""
 ENGINES = pytest.StashKey[list[EmbeddedEngine]]()
 """The engines of a test, for its report."""
+COMMON = pytest.StashKey[CommonEngine]()
+"""The engine of the modules that share one, once there is one."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -204,11 +206,19 @@ def databases(postgres: str) -> Iterator[Databases]:
 
 
 @pytest.fixture
-def database(databases: Databases) -> Iterator[str]:
-    """The DSN of an empty database under a new name, for this test alone."""
-    name = databases.take()
+def database(databases: Databases, request: pytest.FixtureRequest) -> Iterator[str]:
+    """The DSN of a database under a new name, for this test alone.
+
+    It is empty, or has Headrace's catalog if the test or a fixture of it asks for ``catalog``.
+    """
+    name = databases.take(installed="catalog" in request.fixturenames)
     yield make_conninfo(databases.server, dbname=name)
     databases.give_back(name)
+
+
+@pytest.fixture
+def catalog() -> None:
+    """Have ``database`` made with Headrace's catalog, as ``install`` leaves it."""
 
 
 def environment(database: str) -> dict[str, str]:
@@ -267,10 +277,11 @@ def engine(request: pytest.FixtureRequest) -> EmbeddedEngine:
 
 @pytest.fixture(scope="session")
 def common_engine(
-    databases: Databases, tmp_path_factory: pytest.TempPathFactory
+    databases: Databases, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
 ) -> Iterator[CommonEngine]:
     """The engine of the modules that share one and need no settings."""
     common = CommonEngine(functools.partial(started, databases, tmp_path_factory))
+    request.session.stash[COMMON] = common
     yield common
     common.close()
 
@@ -284,9 +295,18 @@ def running_engine(
     if given is None:
         common: CommonEngine = request.getfixturevalue("common_engine")
         yield common.take()
+        common.release()
         return
     with started(databases, tmp_path_factory, given) as engine:
         yield engine
+
+
+@pytest.fixture(scope="module", autouse=True)
+def idle_engine_ends(request: pytest.FixtureRequest) -> None:
+    """Stop the common engine before a module if it has not been used for a while."""
+    common = request.session.stash.get(COMMON, None)
+    if common is not None:
+        common.close_if_idle()
 
 
 @contextlib.contextmanager

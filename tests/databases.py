@@ -1,8 +1,11 @@
-"""Empty databases for tests, reused after cleaning.
+"""Databases for tests: empty ones, reused after cleaning, and copies of one with the catalog.
 
 Creating a database creates 300 files, which is slow on a file system that has just removed as many
 (ext4: 200 ms, more than most tests take). So a database is cleaned and renamed instead. The new
 name locks out processes that a test has left running: they still ask for the old name.
+
+The installation of Headrace's catalog takes 0.25 s of processor time, a copy of a database that has
+it 0.05 s. A copy is dropped after its use.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ import psycopg
 from psycopg import sql
 from psycopg.conninfo import make_conninfo
 
+from headrace.sql import install
 from tests.waiting import wait_until
 
 USES_MAX = 25
@@ -71,10 +75,18 @@ class Databases:
         self.server = server
         self._clean: list[str] = []
         self._uses: dict[str, int] = {}
+        self._template = ""
+        """Name of the database with the catalog that is copied."""
 
-    def take(self) -> str:
-        """Return the name of an empty database; the name was never used before."""
+    def take(self, *, installed: bool = False) -> str:
+        """Return the name of an empty database; the name was never used before.
+
+        ``installed``: it has Headrace's catalog, as ``install`` leaves it.
+        """
         name = f"h_test_{uuid.uuid4().hex[:12]}"
+        if installed:
+            self._copy(name)
+            return name
         with self._connect() as conn:
             if self._clean:
                 old = self._clean.pop()
@@ -89,7 +101,13 @@ class Databases:
         return name
 
     def give_back(self, name: str) -> None:
-        """End the database's sessions and slots and empty it; drop it if that fails."""
+        """End the database's sessions and slots and empty it; drop it if that fails.
+
+        A copy of the one with the catalog is dropped.
+        """
+        if name not in self._uses:
+            drop_database(self.server, name)
+            return
         self._uses[name] += 1
         with self._connect() as conn:
             conn.execute(
@@ -105,8 +123,20 @@ class Databases:
 
     def close(self) -> None:
         """Drop the databases that no test uses."""
+        if self._template:
+            self._drop(self._template)
         while self._clean:
             self._drop(self._clean.pop())
+
+    def _copy(self, name: str) -> None:
+        """Create a database with the catalog."""
+        if not self._template:
+            self._template = self.take()
+            with self._connect(self._template) as conn:
+                install.install(conn)
+        with self._connect() as conn:
+            statement = sql.SQL("CREATE DATABASE {} TEMPLATE {}")
+            conn.execute(statement.format(*map(sql.Identifier, (name, self._template))))
 
     def _empty(self, name: str) -> bool:
         """Remove all objects of a database; return whether it is empty then."""

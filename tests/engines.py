@@ -1,10 +1,11 @@
 """Engines that start by forking a process which has imported their modules.
 
 An interpreter spends most of an engine's start with imports, 0.6 s of CPU; a fork takes
-milliseconds. After the fork the process does what ``python -m headrace.server.cli start`` does. It
-is executed instead if the test gives it another interpreter or a variable that may be read before
-the imports, and always with ``HEADRACE_TEST_EXEC=1``. Tests of the demo, of packages and of
-upgrades use ``EmbeddedEngine``, which always executes it.
+milliseconds. After the fork the process runs ``main`` of its module, as ``python -m`` does:
+``headrace.server.cli``, or a worker or a builder (1 s of imports). It is executed instead if the
+test gives it another interpreter or a variable that may be read before the imports, and always with
+``HEADRACE_TEST_EXEC=1``. Tests of the demo, of packages and of upgrades use ``EmbeddedEngine``,
+which always executes it.
 
     test ──socket──► template ──fork──► keeper ──fork──► engine
       ▲                                   │
@@ -34,12 +35,14 @@ from typing import BinaryIO, Final
 
 import setproctitle
 
+from headrace.config import ENV_SETTINGS, Settings
 from headrace.embedded.engine import EmbeddedEngine
 
 _REQUEST_MAX: Final = 1 << 17
 _RUNTIME: Final = ("HEADRACE_", "PG", "PYTEST_")
 """Prefixes of variables that an engine reads after its imports, or not at all."""
-_FILES: Final = 2
+_FILES: Final = 3
+"""Descriptors of a request: the keeper's socket, the log, the standard input."""
 _COMMANDS: Final = tuple(f"headrace.server.{n}" for n in ("cli", "doctor", "main", "remote_worker"))
 
 
@@ -49,21 +52,63 @@ class Engine(EmbeddedEngine):
     def _launch(self, log: BinaryIO) -> subprocess.Popen[bytes]:
         if self.python != sys.executable:
             return super()._launch(log)
-        return launch(self._words(), os.environ | self.env, log)
+        return launch(self._words(), os.environ | self.env, log.fileno())
 
 
-def launch(words: list[str], env: dict[str, str], log: BinaryIO) -> subprocess.Popen[bytes]:
-    """Start ``python words``, a command of ``headrace.server.cli``, in a session of its own."""
+def launch(
+    words: list[str], env: dict[str, str], log: int, stdin: int | None = None
+) -> subprocess.Popen[bytes]:
+    """Start ``python words`` in a session of its own; ``words`` are ``-m``, a module, arguments.
+
+    The module has a ``main``, which takes the arguments from ``sys.argv``. ``stdin`` is a
+    descriptor that the caller closes; None: nothing to read.
+    """
     if not os.environ.get("HEADRACE_TEST_EXEC") and _template().environment_fits(env):
-        return _template().start(words, env, log)
+        return _template().start(words, env, log, stdin)
     return subprocess.Popen(
         [sys.executable, *words],
         env=env,
-        stdin=subprocess.DEVNULL,
+        stdin=subprocess.DEVNULL if stdin is None else stdin,
         stdout=log,
         stderr=log,
         start_new_session=True,
     )
+
+
+class Child:
+    """A process of an engine, without its commander; it ends when ``hang_up`` is called."""
+
+    def __init__(self, module: str, settings: Settings, **env: str) -> None:
+        """Run ``module`` with ``settings``; ``env`` is added to the environment."""
+        theirs, self._lifeline = os.pipe()
+        try:
+            self.process = launch(
+                ["-m", module],
+                os.environ | {ENV_SETTINGS: settings.to_json()} | env,
+                sys.__stderr__.fileno(),
+                theirs,
+            )
+        finally:
+            os.close(theirs)
+
+    def wait(self, seconds: float) -> int | None:
+        """Return the exit status; None: it is still running after ``seconds``."""
+        try:
+            return self.process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            return None
+
+    def hang_up(self) -> None:
+        """Close the standard input, as a commander that ends does."""
+        if self._lifeline >= 0:
+            os.close(self._lifeline)
+        self._lifeline = -1
+
+    def close(self) -> None:
+        """Kill the process, unless it has ended."""
+        self.process.kill()
+        self.process.wait()
+        self.hang_up()
 
 
 @functools.cache
@@ -89,12 +134,13 @@ class Template:
         differing = {name for name, _ in wanted.items() ^ self._environment.items()}
         return all(name.startswith(_RUNTIME) for name in differing)
 
-    def start(self, words: list[str], env: dict[str, str], log: BinaryIO) -> Forked:
+    def start(self, words: list[str], env: dict[str, str], log: int, stdin: int | None) -> Forked:
         """Start ``python words`` with environment ``env``."""
         ours, theirs = socket.socketpair()
         request = json.dumps({"words": words, "env": env, "cwd": str(Path.cwd())}).encode()
-        with theirs:
-            socket.send_fds(self._socket, [request], [theirs.fileno(), log.fileno()])
+        with theirs, Path(os.devnull).open("rb") as null:
+            files = [theirs.fileno(), log, null.fileno() if stdin is None else stdin]
+            socket.send_fds(self._socket, [request], files)
         return Forked(words, ours)
 
 
@@ -150,15 +196,16 @@ def _receive(line: socket.socket) -> int:
     return array.array("i", data)[0]
 
 
-def _keep(line: socket.socket, log: int, request: dict[str, object]) -> None:
+def _keep(line: socket.socket, log: int, stdin: int, request: dict[str, object]) -> None:
     """Fork the engine, send its process id and its exit status; return in the engine only."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     pid = os.fork()
     if not pid:
         line.close()
-        _become(log, request)
+        _become(log, stdin, request)
         return
     os.close(log)
+    os.close(stdin)
     with contextlib.suppress(BrokenPipeError, ConnectionResetError):
         _send(line, pid)
         ended = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
@@ -169,13 +216,12 @@ def _keep(line: socket.socket, log: int, request: dict[str, object]) -> None:
     os._exit(0)
 
 
-def _become(log: int, request: dict[str, object]) -> None:
+def _become(log: int, stdin: int, request: dict[str, object]) -> None:
     """Give this process the session, files, environment and arguments of the engine."""
     os.setsid()
-    null = os.open(os.devnull, os.O_RDONLY)
-    for here, there in ((null, 0), (log, 1), (log, 2)):
+    for here, there in ((stdin, 0), (log, 1), (log, 2)):
         os.dup2(here, there)
-    os.close(null)
+    os.close(stdin)
     os.close(log)
     words, env = request["words"], request["env"]
     assert isinstance(words, list), "as it was sent"
@@ -204,8 +250,8 @@ def _serve() -> bool:
                 os.close(file)
             continue
         requests.close()
-        line, log = files
-        _keep(socket.socket(fileno=line), log, json.loads(data))
+        line, log, stdin = files
+        _keep(socket.socket(fileno=line), log, stdin, json.loads(data))
         return True
 
 
@@ -225,10 +271,9 @@ def main() -> int:
     if not _serve():
         return 0
     from headrace.process import faults
-    from headrace.server import cli
 
     importlib.reload(faults)  # reads its variables
-    return cli.main()
+    return int(importlib.import_module(sys.argv[0]).main())
 
 
 if __name__ == "__main__":

@@ -52,7 +52,7 @@ class FarWorker:
                     *("--data-dir", str(self.folder / "data")),
                 ],
                 os.environ | environment,
-                log,
+                log.fileno(),
             )
 
     def said(self, text: str) -> bool:

@@ -35,6 +35,9 @@ _log = structlog.get_logger(__name__)
 _LOCK: Final = 0x4844_5203
 _LOCK_WAIT_S: Final = 15.0
 _PAUSE_S: Final = 0.05
+_CATALOG: Final = {"synchronous_commit": "on", "plan_cache_mode": "force_generic_plan"}
+"""Settings of the catalog connection.  Its statements look up lists of OIDs by index, and planning
+them takes longer than running them: they are planned once, not for each list."""
 _SINK: Final = "headrace sink"
 _BESIDE: Final = "headrace lagging sink"
 
@@ -62,7 +65,7 @@ class Owner(SinkLink):
         self._settings: Final = settings
         try:
             self._lock(previous_pid)
-            self.conn: Final = connected(settings, "headrace catalog", {"synchronous_commit": "on"})
+            self.conn: Final = connected(settings, "headrace catalog", _CATALOG)
             _check_catalog(self.conn)
             if before is not None:
                 before(meta.epoch(self.conn))

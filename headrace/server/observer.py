@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial
 from typing import Any, Final
 
@@ -40,6 +40,7 @@ _THREADS: Final = (
 _log = structlog.get_logger(__name__)
 
 Held = tuple[list[Behind], list[PublishedCursor]]
+Write = Callable[[held.AsyncConnection], Awaitable[None]]
 
 
 class Observer:
@@ -89,7 +90,8 @@ class Observer:
     async def _sample(self) -> None:
         self._coarsened = clock.monotonic() - _COARSEN_S + samples.STEP_S / 2  # in the second round
         while True:
-            await self._writing(self._write)
+            async with self._session() as session:
+                await self._writing(session, self._write)
             await asyncio.sleep(samples.STEP_S)
 
     async def _write(self, conn: held.AsyncConnection) -> None:
@@ -142,6 +144,10 @@ class Observer:
     # --- every second
 
     async def _look(self) -> None:
+        async with self._session() as session:
+            await self._look_with(session)
+
+    async def _look_with(self, session: WriteSession) -> None:
         looked = 0.0
         while True:
             works: list[Holding] = []
@@ -158,7 +164,9 @@ class Observer:
             # A view that stays behind for days is stored once.
             if works or self._fillings() or self._works or due or found != self._stored:
                 looked = now
-                await self._writing(partial(self._put, works, found or ([], [])))
+                await self._writing(session, partial(self._put, works, found or ([], [])))
+            else:
+                await session.close()
             await asyncio.sleep(_LOOK_S)
 
     async def _put(self, works: list[Holding], found: Held, conn: held.AsyncConnection) -> None:
@@ -170,11 +178,17 @@ class Observer:
         self._works = bool(works)
         self._stored = found if whole else None
 
-    async def _writing(self, write: Callable[[held.AsyncConnection], Awaitable[None]]) -> None:
-        name, source = "headrace samples", self._settings.source
+    @contextlib.asynccontextmanager
+    async def _session(self) -> AsyncIterator[WriteSession]:
+        session = WriteSession(self._settings.source)
         try:
-            async with await connect.async_session(source, name=name, settings=_GIVES_WAY) as conn:
-                await write(conn)
+            yield session
+        finally:
+            await session.close()
+
+    async def _writing(self, session: WriteSession, write: Write) -> None:
+        try:
+            await session.run(write)
         except psycopg.errors.LockNotAvailable:
             pass  # it is written in the next round
         except (psycopg.Error, HeadraceError) as error:
@@ -184,3 +198,36 @@ class Observer:
             self._failed = reason
         else:
             self._failed = ""
+
+
+class WriteSession:
+    """A session that stays open between writes that follow each other."""
+
+    def __init__(self, source: str) -> None:
+        self._source = source
+        self._conn: held.AsyncConnection | None = None
+
+    async def run(self, write: Write) -> None:
+        """Run ``write``, again on a new session if the open one has been lost.
+
+        Raises:
+            psycopg.Error: the write failed, or the source cannot be reached.
+        """
+        if self._conn is not None:
+            try:
+                await write(self._conn)
+            except psycopg.Error:
+                if not self._conn.broken:
+                    raise
+                await self.close()
+            else:
+                return
+        name = "headrace samples"
+        self._conn = await connect.async_session(self._source, name=name, settings=_GIVES_WAY)
+        await write(self._conn)
+
+    async def close(self) -> None:
+        """End the session, if one is open."""
+        conn, self._conn = self._conn, None
+        if conn is not None:
+            await conn.close()

@@ -17,7 +17,7 @@ from headrace.population.context import JobContext
 from headrace.population.job import Job
 from headrace.population.spark import Spark
 from headrace.postgres import slot as setup
-from headrace.sql import install, watched
+from headrace.sql import watched
 from headrace.sql.verbs import CreateView
 from headrace.sql.view_spec import ViewSpec
 from headrace.types import parse_lsn
@@ -139,7 +139,6 @@ def make_bench(database: str, conn: psycopg.Connection, path: Path, spark: Spark
         # The worker of these tests has no intake log.
         wal_retention="source",
     )
-    install.install(conn)
     setup.ensure_publication(conn, settings, watched.fed)
     worker = Worker(database)
     chosen = Spark(settings)
@@ -150,12 +149,14 @@ def make_bench(database: str, conn: psycopg.Connection, path: Path, spark: Spark
 
 
 @pytest.fixture
-def bench(database: str, shop: psycopg.Connection, tmp_path: Path) -> Bench:
+def bench(catalog: None, database: str, shop: psycopg.Connection, tmp_path: Path) -> Bench:
     return make_bench(database, shop, tmp_path, None)
 
 
 @pytest.fixture
-def spark_bench(database: str, shop: psycopg.Connection, tmp_path: Path, spark: Spark) -> Bench:
+def spark_bench(
+    catalog: None, database: str, shop: psycopg.Connection, tmp_path: Path, spark: Spark
+) -> Bench:
     return make_bench(database, shop, tmp_path, spark)
 
 

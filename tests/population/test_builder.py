@@ -5,10 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
-import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +16,7 @@ from headrace.errors import HeadraceError
 from headrace.population import staging
 from headrace.process import rpc
 from headrace.types import parse_lsn
+from tests.engines import Child
 from tests.waiting import PATIENCE_S, eventually, wait_until
 
 QUERY = "SELECT region, count(*) AS n FROM customers GROUP BY region"
@@ -40,7 +38,7 @@ class Process:
         self.bench = bench
         self.settings = bench.settings.replace(spark_warm=False)
         self.calls: list[tuple[str, dict[str, Any]]] = []
-        self.process: subprocess.Popen | None = None
+        self.child: Child | None = None
 
     async def __aenter__(self):
         self.settings.run_dir.mkdir(parents=True, exist_ok=True)
@@ -52,23 +50,19 @@ class Process:
         return self
 
     async def start(self) -> None:
-        env = os.environ | {"HEADRACE_SETTINGS": self.settings.to_json()}
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "headrace.views.builder"], env=env, stdin=subprocess.PIPE
-        )
+        if self.child is not None:
+            self.child.close()
+        self.child = await asyncio.to_thread(Child, "headrace.views.builder", self.settings)
 
         async def connect():
-            assert self.process.poll() is None
+            assert self.child.process.poll() is None
             with contextlib.suppress(OSError):
                 return await rpc.connect(self.settings.builder_socket)
 
         self.peer = await eventually(connect, "it listens")
 
     async def __aexit__(self, *_) -> None:
-        if self.process.poll() is None:
-            self.process.kill()
-        await asyncio.to_thread(self.process.wait)
-        self.process.stdin.close()
+        await asyncio.to_thread(self.child.close)
         await self.peer.close()
         self.server.close()
 
@@ -153,8 +147,8 @@ def test_cancel_while_spark_starts(bench):
             assert answer["spark"] == "warming", "the cancel does not wait for Spark"
             bench.worker.calls = builder.calls[1:]
             bench.nothing_left()
-            builder.process.terminate()
-            assert await asyncio.to_thread(builder.process.wait, PATIENCE_S) == 0
+            builder.child.process.terminate()
+            assert await asyncio.to_thread(builder.child.process.wait, PATIENCE_S) == 0
 
     asyncio.run(main())
 
@@ -173,10 +167,10 @@ def test_clean_end_in_the_middle(bench, how):
                 )
                 await asyncio.wait_for(reached.wait(), PATIENCE_S)
                 if how == "stdin":
-                    builder.process.stdin.close()
+                    builder.child.hang_up()
                 else:
-                    builder.process.send_signal(how)
-                assert await asyncio.to_thread(builder.process.wait, PATIENCE_S) == 0
+                    builder.child.process.send_signal(how)
+                assert await asyncio.to_thread(builder.child.process.wait, PATIENCE_S) == 0
                 with pytest.raises(HeadraceError):
                     await task
                 bench.worker.calls = builder.calls[1:]
@@ -198,10 +192,10 @@ def test_kill_in_the_middle_is_cleaned_up_at_the_next_start(bench):
                 )
                 await asyncio.wait_for(reached.wait(), PATIENCE_S)
                 await eventually(lambda: slots(bench), "it has a slot")
-                builder.process.kill()
+                builder.child.process.kill()
                 with pytest.raises(HeadraceError):
                     await task
-                await asyncio.to_thread(builder.process.wait)
+                await asyncio.to_thread(builder.child.process.wait)
                 folder = staging.of_view(builder.settings.staging_dir, 1)
                 folder.make()
                 builder.calls.clear()
@@ -271,7 +265,7 @@ def test_spark_is_let_go_when_nobody_uses_it(bench):
 
             async def gone():
                 status = (await builder.peer.call("check"))["spark"]
-                return status == "cold" and "java" not in children(builder.process.pid)
+                return status == "cold" and "java" not in children(builder.child.process.pid)
 
             assert await gone(), "the first population has not begun"
             for name in "ab":

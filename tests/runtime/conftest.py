@@ -13,13 +13,14 @@ import psycopg
 import pytest
 
 from headrace.process import faults
-from tests.runtime.harness import Running, install_schema, starting
+from tests.runtime.harness import Running, starting
 
 
 @pytest.fixture
-def source(database: str, request: pytest.FixtureRequest) -> Iterator[psycopg.Connection]:
+def source(
+    catalog: None, database: str, request: pytest.FixtureRequest
+) -> Iterator[psycopg.Connection]:
     """Yield a connection to a database with Headrace's schema and the module's ``TABLES``."""
-    install_schema(database)
     with psycopg.connect(database, autocommit=True) as conn:
         conn.execute(getattr(request.module, "TABLES", ""))
         yield conn

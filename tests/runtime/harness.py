@@ -35,7 +35,7 @@ from headrace.runtime import positions
 from headrace.runtime.engine import Engine
 from headrace.runtime.positions import Position
 from headrace.sink import keys, table
-from headrace.sql import install, results, watched
+from headrace.sql import results, watched
 from headrace.state import layout
 from headrace.state.memory import MemoryStore
 from headrace.state.rocks import RocksDatabase
@@ -163,11 +163,6 @@ def source_plan(
         nodes.append(plan.FilterSpec("f", "s", (filtered,), schema))
     nodes.append(plan.SinkSpec("sink", nodes[-1].id, schema))
     return plan.PhysicalPlan(tuple(nodes))
-
-
-def install_schema(dsn: str) -> None:
-    with psycopg.connect(dsn, autocommit=True) as conn:
-        install.install(conn)
 
 
 def create_view(

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 
 import psycopg
@@ -16,6 +14,7 @@ from headrace.collections import plan
 from headrace.config import Settings
 from headrace.network.ends import Near
 from headrace.runtime.worker_service import WorkerService
+from tests.engines import Child
 from tests.runtime.harness import Running
 from tests.waiting import wait_until
 
@@ -45,20 +44,23 @@ class HostProcess:
     def __init__(self, settings: Settings, name: str) -> None:
         self.settings = settings
         self._name = name
-        self.process: subprocess.Popen[bytes] | None = None
+        self._child: Child | None = None
+
+    @property
+    def process(self) -> subprocess.Popen[bytes]:
+        """The process that was started last."""
+        assert self._child is not None, "it was started"
+        return self._child.process
 
     @property
     def dead(self) -> bool:
         """Whether it has ended."""
-        return self.process is None or self.process.poll() is not None
+        return self._child is None or self.process.poll() is not None
 
     def start(self, **environment: str) -> None:
         own = settings_of(self.settings, self._name)
         self.settings.run_dir.mkdir(parents=True, exist_ok=True)
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "headrace.runtime.worker_process"],
-            env={**os.environ, **environment, "HEADRACE_SETTINGS": own.to_json()},
-        )
+        self._child = Child("headrace.runtime.worker_process", own, **environment)
 
     def wait(self) -> None:
         """Wait until the worker listens."""
@@ -66,10 +68,11 @@ class HostProcess:
         wait_until(path.exists, "it listens")
 
     def kill(self, number: signal.Signals = signal.SIGKILL) -> None:
-        assert self.process is not None, "it was started"
         self.process.send_signal(number)
         if number in (signal.SIGKILL, signal.SIGTERM):
             self.process.wait()
+            assert self._child is not None, "it was started"
+            self._child.hang_up()
 
 
 @contextlib.contextmanager

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 
@@ -29,6 +26,7 @@ from headrace.state.rocks import RocksDatabase
 from headrace.types import BOOL, parse_lsn
 from tests.compared import differs
 from tests.databases import drop_slots
+from tests.engines import Child
 from tests.proxy import Proxy
 from tests.runtime.harness import ITEMS, Running, create_view, settings_for, settle, source_plan
 from tests.waiting import PATIENCE_S, eventually, time_passes, wait_until
@@ -187,26 +185,11 @@ def test_new_view_begins_in_memory(source, database, start, monkeypatch):
     assert differs(source, "v", QUERY) == []
 
 
-class WorkerProcess:
+class WorkerProcess(Child):
     """A worker process: ``python -m headrace.runtime.worker``."""
 
     def __init__(self, settings, **env):
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "headrace.runtime.worker"],
-            stdin=subprocess.PIPE,
-            env=os.environ | {"HEADRACE_SETTINGS": settings.to_json()} | env,
-        )
-
-    def wait(self, seconds):
-        try:
-            return self.process.wait(seconds)
-        except subprocess.TimeoutExpired:
-            return None
-
-    def close(self):
-        self.process.kill()
-        self.process.wait()
-        self.process.stdin.close()
+        super().__init__("headrace.runtime.worker", settings, **env)
 
 
 def test_worker_ends_cleanly_on_sigterm_and_when_its_parent_is_gone(source, database, start):
@@ -226,7 +209,7 @@ def test_worker_ends_cleanly_on_sigterm_and_when_its_parent_is_gone(source, data
     worker = WorkerProcess(running.settings)
     try:
         asyncio.run(_status(running.settings.worker_socket))
-        worker.process.stdin.close()
+        worker.hang_up()
         assert worker.wait(PATIENCE_S) == 0
     finally:
         worker.close()

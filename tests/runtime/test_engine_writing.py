@@ -19,14 +19,13 @@ from headrace.sink import table
 from headrace.sink.table import ResultTable
 from headrace.sql import progress
 from headrace.types import INT4, Field, arrow_schema, format_lsn
-from tests.runtime.harness import install_schema, settings_for
+from tests.runtime.harness import settings_for
 
 SCHEMA = (Field("a", INT4),)
 
 
 @pytest.fixture
-def conn(database):
-    install_schema(database)
+def conn(catalog, database):
     with psycopg.connect(database, autocommit=True) as made:
         yield made
 

@@ -27,7 +27,7 @@ from tests.runtime.disturbances import disturb, disturb_processes, told
 from tests.runtime.harness import check, settings_for, settle
 from tests.runtime.hosted import HostProcess, hosting, place, reached
 from tests.runtime.test_sharing import MOST, ROWS, SUMS, change, create
-from tests.waiting import PATIENCE_S, again_and_again, wait_until
+from tests.waiting import PATIENCE_S, again_and_again, time_passes, wait_until
 
 TABLES = test_sharing.TABLES
 
@@ -201,6 +201,9 @@ def test_a_view_that_its_worker_dies_of_stops_alone(source, database, start, wor
         wait_until(lambda: not host.up, "the engine misses it")
         if status_of(source, "bad")[0] == Status.ERROR:
             break
+        # As a supervisor does after some deaths. Started at once, the worker may die at another
+        # txid in between, and then its deaths are counted anew.
+        time_passes(1.0)
         worker.start(HEADRACE_FAULT_DIR=str(tmp_path))
         deaths += 1
         wait_until(

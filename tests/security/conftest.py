@@ -11,7 +11,6 @@ import pytest
 from psycopg import sql
 
 from headrace.embedded.engine import EmbeddedEngine
-from headrace.sql import install
 from tests.databases import Databases
 from tests.security.wire import Wire
 from tests.server.conftest import Running
@@ -60,10 +59,8 @@ def running_nobody(
     databases: Databases, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Nobody]:
     """One such role for a whole module; tests use it through ``shared_nobody``."""
-    name = databases.take()
+    name = databases.take(installed=True)
     database = psycopg.conninfo.make_conninfo(databases.server, dbname=name)
-    with psycopg.connect(database, autocommit=True) as conn:
-        install.install(conn)
     commander = Running(database, tmp_path_factory.mktemp("commander"))
     try:
         with _nobody(commander, database) as one:

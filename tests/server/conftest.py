@@ -25,7 +25,6 @@ from headrace.server.commands import Commands
 from headrace.server.direct import Direct
 from headrace.server.listener import Listener
 from headrace.server.upstream import SourceAddress
-from headrace.sql import install
 from tests.waiting import PATIENCE_S, time_passes
 
 
@@ -154,10 +153,8 @@ class Running:
 
 
 @pytest.fixture
-def start(database: str, tmp_path: Path) -> Iterator[Callable[..., Running]]:
+def start(catalog: None, database: str, tmp_path: Path) -> Iterator[Callable[..., Running]]:
     """A function that starts a commander on a fresh database with schema headrace."""
-    with psycopg.connect(database, autocommit=True) as conn:
-        install.install(conn)
     running: list[Running] = []
 
     def begin(**settings: Any) -> Running:

@@ -70,7 +70,7 @@ def database(request, databases) -> str:
 
 @pytest.fixture
 def fresh(databases) -> Iterator[str]:
-    name = databases.take()
+    name = databases.take(installed=True)
     yield name
     databases.give_back(name)
 

@@ -14,7 +14,6 @@ from headrace.postgres import connect
 from headrace.sink import keyed, keys, table
 from headrace.sink.table import ResultTable
 from headrace.sink.writer import SINK_SETTINGS, SinkWriter
-from headrace.sql import install
 from headrace.types import Field
 from tests.sink.test_writer import VALUES, contents, diffs
 
@@ -22,9 +21,8 @@ COLUMNS = {"k": "integer", "v": "text"}
 
 
 @pytest.fixture
-def setup(database):
+def setup(catalog, database):
     with psycopg.connect(database, autocommit=True) as setup:
-        install.install(setup)
         setup.execute("CREATE TYPE mood AS ENUM ('ok', 'sad')")
         setup.execute("CREATE TYPE pair AS (a int, b text)")
         yield setup

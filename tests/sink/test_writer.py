@@ -13,7 +13,6 @@ from headrace.postgres import connect
 from headrace.sink import table
 from headrace.sink.table import ResultTable
 from headrace.sink.writer import SINK_SETTINGS, SinkWriter
-from headrace.sql import install
 from headrace.types import Field, diff_batch
 
 VALUES = {
@@ -58,9 +57,8 @@ VALUES = {
 
 
 @pytest.fixture
-def conn(database):
+def conn(catalog, database):
     with psycopg.connect(database, autocommit=True) as setup:
-        install.install(setup)
         setup.execute("CREATE TYPE mood AS ENUM ('ok', 'sad')")
         setup.execute("CREATE DOMAIN positive AS int CHECK (VALUE > 0)")
         setup.execute("CREATE TYPE pair AS (a int, b text)")

@@ -14,9 +14,8 @@ REFERENCE = Path(__file__).parents[2] / "docs" / "manual" / "reference.md"
 
 
 @pytest.fixture
-def conn(database):
+def conn(catalog, database):
     with psycopg.connect(database, autocommit=True) as conn:
-        install.install(conn)
         yield conn
 
 

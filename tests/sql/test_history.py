@@ -8,15 +8,14 @@ import psycopg
 import pytest
 from psycopg import sql
 
-from headrace.sql import history, install
+from headrace.sql import history
 from headrace.sql.history import HistoryPosition, Part
 from tests.waiting import PATIENCE_S, wait_until
 
 
 @pytest.fixture
-def conn(database):
+def conn(catalog, database):
     with psycopg.connect(database, autocommit=True) as made:
-        install.install(made)
         made.execute("CREATE TABLE v (id int, t text)")
         made.execute(
             "INSERT INTO headrace.views (id, schema_name, view_name, query, result_oid)"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import psycopg
 import pytest
 
-from headrace.sql import history, install, points
+from headrace.sql import history, points
 
 ENOUGH = [
     ("1 mon", "28 days"),
@@ -40,10 +40,9 @@ SELECT count(*) FROM generate_series(timestamptz '1999-12-31 23:30Z', '2030-01-0
 
 
 @pytest.fixture
-def conn(database):
+def conn(catalog, database):
     with psycopg.connect(database, autocommit=True) as made:
         made.execute("SET TimeZone = 'UTC'")
-        install.install(made)
         made.execute(
             "INSERT INTO headrace.views (id, schema_name, view_name, query, result_oid)"
             " VALUES (1, 'public', 'v', '', 'pg_class'::regclass)"

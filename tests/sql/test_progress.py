@@ -8,15 +8,14 @@ import psycopg
 import pytest
 
 from headrace.errors import BugError, FencedError
-from headrace.sql import install, progress
+from headrace.sql import progress
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 
 
 @pytest.fixture
-def conn(database):
+def conn(catalog, database):
     with psycopg.connect(database, autocommit=True) as made:
-        install.install(made)
         made.execute(
             "INSERT INTO headrace.views (id, schema_name, view_name, query)"
             " SELECT i, 'public', 'v' || i, '' FROM generate_series(1, 3) i"

@@ -5,13 +5,12 @@ from __future__ import annotations
 import psycopg
 import pytest
 
-from headrace.sql import install, results
+from headrace.sql import results
 
 
 @pytest.fixture
-def conn(database):
+def conn(catalog, database):
     with psycopg.connect(database, autocommit=True) as made:
-        install.install(made)
         made.execute("CREATE TABLE v (id int, t text); CREATE INDEX by_t ON v (t)")
         made.execute(
             "INSERT INTO headrace.views (id, schema_name, view_name, query, result_oid)"

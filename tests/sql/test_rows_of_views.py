@@ -7,7 +7,7 @@ import asyncio
 import psycopg
 import pytest
 
-from headrace.sql import held, install, samples
+from headrace.sql import held, samples
 from headrace.sql.held import Behind, Holding, PublishedCursor
 
 END = {
@@ -18,9 +18,8 @@ KINDS = ["behind", "cursor", "work"]
 
 
 @pytest.fixture
-def conn(database):
+def conn(catalog, database):
     with psycopg.connect(database, autocommit=True) as made:
-        install.install(made)
         made.execute(
             "INSERT INTO headrace.views (id, schema_name, view_name, query, status)"
             " SELECT i, 'public', 'v' || i, '', 'running' FROM generate_series(1, 3) i"

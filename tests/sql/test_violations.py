@@ -14,17 +14,16 @@ import pytest
 
 from headrace.postgres import connect
 from headrace.server import recorder
-from headrace.sql import history, install, violations
+from headrace.sql import history, violations
 from headrace.sql.assertion_spec import AssertionSpec
 from headrace.sql.assertions import TableContents, insert
 from tests.waiting import PATIENCE_S
 
 
 @pytest.fixture
-def conn(database: str) -> Iterator[psycopg.Connection]:
+def conn(catalog: None, database: str) -> Iterator[psycopg.Connection]:
     """A catalog with an assertion, whose history has a change of a million rows in many parts."""
     with psycopg.connect(database, autocommit=True) as made:
-        install.install(made)
         made.execute("CREATE TABLE v (id int, t text)")
         made.execute(
             "INSERT INTO headrace.views (id, schema_name, view_name, query, result_oid, start_lsn,"
