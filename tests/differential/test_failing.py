@@ -39,6 +39,8 @@ QUERIES = (
     " (SELECT id, v, sqrt(v) AS x FROM e) s LEFT JOIN j ON true GROUP BY j.g",
     "SELECT id, sum(s.x) FILTER (WHERE s.v >= 0) OVER () AS x FROM"
     " (SELECT id, v, sqrt(v) AS x FROM e) s",
+    "SELECT id, sum(2 * s.x) FILTER (WHERE s.v >= 0) OVER () AS x FROM"
+    " (SELECT id, v, sqrt(v) AS x FROM e) s",
     "SELECT s.id FROM (SELECT id, v, sqrt(v) AS x FROM e) s WHERE v < 0 OR s.x > 1",
     f"SELECT j.id, s.x FROM ({CAST}) s JOIN j ON j.id = s.id ORDER BY 1 LIMIT 2",
     f"SELECT id, x FROM ({ROOT}) s WHERE id < 5 ORDER BY id LIMIT 2",

@@ -258,6 +258,9 @@ class Windows:
         every = self._without_singles(call, function, every, frame, below)
         if any(map(raises, every)):
             parts = list(map(below.reading, every))
+            if condition is not None and not raises(every[-1]):
+                # As a column it also guards arguments that are deferred to the window.
+                parts[-1] = below.column(every[-1])
         else:
             parts = [e if isinstance(e, Const) else below.column(e) for e in every]
         used: list[Ref] = []
