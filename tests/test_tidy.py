@@ -187,7 +187,7 @@ RUNTIME: dict[str, set[str]] = {
     ".reconnects": {".engine_state", ".leaving", ".loading", "records"},
     ".intake": {
         ".engine_state",
-        ".commits",
+        ".leading",
         ".worker_handles",
         ".leaving",
         ".watch",

@@ -63,8 +63,8 @@ class Commits:
         if job.txid == state.position.txid:
             self.leading.join(moved)
         state.batches += 1
-        state.suspects.passed(job.txid)
         self._stop_failed(answer)
+        state.suspects.review(self._committed)
         self._lateness.wrote(answer)
 
     def beside(self, answer: Answer) -> None:
@@ -73,6 +73,7 @@ class Commits:
         try:
             self._move(answer)
             self._stop_failed(answer)
+            self._state.suspects.review(self._committed)
             self._lateness.wrote(answer)
         finally:
             self.taking = False
@@ -101,6 +102,13 @@ class Commits:
                 moved.append(shared)
         state.checkpoints.count()
         return moved
+
+    def _committed(self, unit_id: int) -> int | None:
+        """Return the last txid that a unit has committed; None if no batch is processed for it."""
+        unit = self._state.unit(unit_id)
+        if unit is None or not any(view.live for view in self._state.views_of(unit)):
+            return None
+        return unit.mark.txid
 
     def _stop_failed(self, answer: Answer) -> None:
         """Stop the views that could not be written, and forget those that are gone."""

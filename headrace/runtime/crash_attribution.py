@@ -1,12 +1,16 @@
 """Crash attribution: finds the view that makes the worker crash.
 
-    death 1    at batch n: recorded, with the batches in progress
-    death 2    at batch n again: from now on one view after the other, one batch at a time, up to n
-    death 3-5  in view v, which was alone each time: v stops, and the others go on
+    death 1    during work on views a, b, c: each of them is a suspect
+    death 2    during work on b, c, d: b and c are suspects for the second time.  From now on one
+               view after the other, one batch at a time, up to the batch at which they were met
+    death 3-5  in view c, and in no other suspect of death 2: c stops, and the others go on
 
-A kill from outside hits any view, most likely the busiest. So a few crashes in a row prove nothing,
-even if views are processed one by one. A batch that is committed in between clears all views. Only
-crashes during work on a view count: a worker that dies at other times was not killed by a view.
+A kill from outside hits any view, most likely the busiest.  So a few crashes in a row prove
+nothing, even if views are processed one by one.  A view that commits the batch at which it was met
+is a suspect no longer; it does not matter how far other views have come, because one that lags has
+batches of its own.  While a leading view is a suspect for the second time, lagging views wait, so
+that the two are told apart.  Only crashes during work on a view count: a worker that dies at other
+times was not killed by a view.
 """
 
 from __future__ import annotations
@@ -26,19 +30,26 @@ from headrace.process.crash_markers import DeathRecord, Marks
 _log = structlog.get_logger(__name__)
 
 CAREFUL_AFTER: Final = 2
-"""Crashes at one batch after which views are processed one by one."""
+"""Crashes during work on a unit after which units are processed one by one."""
 ALONE_MAX: Final = 3
-"""Crashes in one and the same view, from then on, after which the view must stop."""
+"""Crashes in a row for which only one unit can be the cause, after which it must stop."""
 LOADING: Final = 0
 """Stands for a txid while the view's state is loaded."""
 
 
+class _Suspect(msgspec.Struct):
+    """A unit that was worked on when workers died, and has not committed that since."""
+
+    txid: int
+    """The last txid at which it was met."""
+    deaths: int = 0
+
+
 class _Known(msgspec.Struct):
-    txids: set[int]
-    deaths: int
+    suspects: dict[int, _Suspect]
     guilty: set[int]
     alone: list[int] = []
-    """The units that the last crashes have hit alone."""
+    """The unit that alone can be the cause of each of the last crashes."""
 
 
 class CrashAttribution:
@@ -48,8 +59,8 @@ class CrashAttribution:
         """Evaluate the crash markers that the last worker has left in ``folder``."""
         self._marks = Marks(folder / "worker.marks", (TransientError, psycopg.Error))
         self._record = DeathRecord(folder / "worker.deaths", _Known)
-        known = self._record.read() or _Known(set(), 0, set())
-        self._txids, self._deaths, self._alone = known.txids, known.deaths, known.alone
+        known = self._record.read() or _Known({}, set())
+        self._suspects, self._alone = known.suspects, known.alone
         self.guilty: set[int] = known.guilty
         """Views and shared subplans that must not be processed any more."""
         if self._marks.left:
@@ -68,16 +79,33 @@ class CrashAttribution:
     @property
     def quiet(self) -> bool:
         """Whether no crash is unresolved."""
-        return not self._deaths
+        return not self._suspects
+
+    @property
+    def repeated(self) -> list[int]:
+        """Units that were worked on during several crashes, which are unresolved."""
+        return [unit for unit, one in self._suspects.items() if one.deaths >= CAREFUL_AFTER]
 
     def sequential(self, txid: int) -> bool:
         """Return whether views must process ``txid`` one by one, with nothing else in flight."""
-        return self._deaths >= CAREFUL_AFTER and bool(self._txids) and txid <= max(self._txids)
+        return any(txid <= self._suspects[unit].txid for unit in self.repeated)
 
-    def passed(self, txid: int) -> None:
-        """Record that ``txid`` is committed, which resolves crashes up to it."""
-        if self._deaths and txid >= max(self._txids, default=0):
-            self._acquit()
+    def review(self, committed: Callable[[int], int | None]) -> None:
+        """Acquit the units that have committed the txid at which they were met.
+
+        ``committed``: the last txid that a unit has committed; None if it is not processed.
+        """
+        suspects = self._suspects
+        if not suspects:
+            return
+        left = {
+            unit: one
+            for unit, one in suspects.items()
+            if (at := committed(unit)) is not None and at < one.txid
+        }
+        if len(left) < len(suspects):
+            self._suspects = left
+            self._alone = [unit for unit in self._alone if unit in left]
             self._write()
 
     def error(self) -> Deadly:
@@ -85,7 +113,7 @@ class CrashAttribution:
         return Deadly(
             "the worker died while processing this view",
             detail=f"It died {CAREFUL_AFTER + ALONE_MAX} times at the same place; the last"
-            f" {ALONE_MAX} times it was processing nothing else.",
+            f" {ALONE_MAX} times no other view could be the cause.",
             hint=RESYNC,
         )
 
@@ -101,26 +129,24 @@ class CrashAttribution:
 
     def _classify(self) -> None:
         left = self._marks.left
-        txids = {txid for _, txid in left}
-        if not txids & self._txids:
-            self._acquit()
-        met = [left[0][0]] if self._deaths >= CAREFUL_AFTER and len(left) == 1 else []
+        repeated = {unit for unit, _ in left} & set(self.repeated)
+        for unit, txid in left:
+            one = self._suspects.setdefault(unit, _Suspect(txid))
+            one.txid = max(one.txid, txid)
+        for unit in {unit for unit, _ in left}:
+            self._suspects[unit].deaths += 1
+        met = [*repeated] if len(repeated) == 1 else []
         self._alone = [*self._alone, *met] if met == self._alone[-1:] else met
-        self._txids |= txids
-        self._deaths += 1
         if len(self._alone) >= ALONE_MAX:
             self.guilty |= set(met)
-            self._acquit()
+            self._suspects, self._alone = {}, []
         _log.warning(
             "the last worker died in the midst of views",
             views=sorted({unit for unit, _ in left}),
-            txids=sorted(txids),
-            deaths=self._deaths,
+            txids=sorted({txid for _, txid in left}),
+            repeated=sorted(self.repeated),
             guilty=sorted(self.guilty),
         )
 
-    def _acquit(self) -> None:
-        self._txids, self._deaths, self._alone = set(), 0, []
-
     def _write(self) -> None:
-        self._record.write(_Known(self._txids, self._deaths, self.guilty, self._alone))
+        self._record.write(_Known(self._suspects, self.guilty, self._alone))

@@ -42,6 +42,8 @@ class Durability:
         """When a checkpoint that waits for units that lag begins without them."""
         self.begins_at = 0.0
         """No checkpoint becomes due before this monotonic time, because commands wait."""
+        self._prepared = False
+        """Whether a checkpoint was begun beside the views before ``finish`` (``nearly_done``)."""
         self._confirm_at = 0.0
         self._check_at = 0.0
         self._asked = 0
@@ -98,6 +100,22 @@ class Durability:
                 self._pause()
                 self._release(hurried=True)
             self.end(wait=True)
+
+    def nearly_done(self) -> bool:
+        """Return whether ``finish`` takes little time, while which all views wait.
+
+        Otherwise begin a checkpoint beside the views; call it again in later cycles.
+        """
+        checkpoints = self._state.checkpoints
+        if checkpoints.writing:
+            self.begins_at = math.inf
+            return False
+        if not self._prepared and checkpoints.pending:
+            self.begin()
+            self._prepared = True
+            return False
+        self._prepared = False
+        return True
 
     def last(self) -> None:
         """Make all commits durable as the engine ends, unless a standby lacks their result rows.

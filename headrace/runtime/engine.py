@@ -144,23 +144,8 @@ class Engine:
             self.hosts,
             CommitWaits(self._take, drain, self.quiesce),
         )
-        self._capacity: Final = OverloadDetector(state)
-        self._catching_up: Final = CatchingUp(
-            state,
-            self._intake,
-            self._commits,
-            self.taps,
-            self._lateness,
-            self.watch,
-            EngineCalls(
-                self.hosts,
-                self._on_engine,
-                self._sink.admit,
-                self.leaving.fail,
-                self._poke,
-                self._capacity.lagged,
-            ),
-        )
+        self.capacity: Final = OverloadDetector(state)
+        self._catching_up: Final = self._lagging()
         go_on = self._catching_up.go_on
         self._healing: Final = Retries(state, self.leaving, go_on)
         self._returning: Final = Reconnects(state, loading, self.leaving, go_on, self.hosts.lose)
@@ -176,6 +161,24 @@ class Engine:
         self.moving: Final = Moving(state, loading, self.lifecycle, self.durability)
         self.keeping: Final = StateReuse(state, self.lifecycle, self.durability)
         self.durable_units: Final = DurableUnits(state, self.durability)
+
+    def _lagging(self) -> CatchingUp:
+        return CatchingUp(
+            self.state,
+            self._intake,
+            self._commits,
+            self.taps,
+            self._lateness,
+            self.watch,
+            EngineCalls(
+                self.hosts,
+                self._on_engine,
+                self._sink.admit,
+                self.leaving.fail,
+                self._poke,
+                self.capacity.lagged,
+            ),
+        )
 
     # --- for other threads
 
@@ -300,7 +303,7 @@ class Engine:
         # Also in a cycle that only moved the position, or let a view go on.
         self.waits.caught_up()
         self.taps.check()
-        self._capacity.look(self._commits.written_s)
+        self.capacity.look(self._commits.written_s)
         self._lateness.look()
         if not self._catching_up.working:
             self.look_at_catalog()
@@ -333,7 +336,7 @@ class Engine:
             began = clock.monotonic()
             self._commits.take(wait_s)
             if held:
-                self._capacity.count_stall(clock.monotonic() - began)
+                self.capacity.count_stall(clock.monotonic() - began)
             return
         if not stream.replaying:
             self._ticker.tick()
@@ -360,7 +363,7 @@ class Engine:
             self._rested_at = policy.rested_at(ended, self._worked_s)
         finally:
             batch.close()
-        self._capacity.worked(outcome, self._worked_s)
+        self.capacity.worked(outcome, self._worked_s)
         self._lateness.processed(outcome, self._worked_s)
         self._catching_up.classify(outcome, self._worked_s)
 
@@ -451,11 +454,6 @@ class Engine:
             state.stream.stop()
             state.stream = None
 
-    @property
-    def processing_limits(self) -> bool:
-        """Whether processing cannot keep up with the source (``OverloadDetector``)."""
-        return self._capacity.processing_limits
-
     def fail_batch(self, txid: int, caller: str | None) -> None:
         """Process a batch in flight and all later ones again (T-30).
 
@@ -477,7 +475,7 @@ class Engine:
         attempts = {txid: record.attempt for txid, record in state.records.items()}
         state.pipeline.rewind(start.txid + 1, state.next_txid - 1, attempts)
         self._commits.passed = start.txid
-        self._capacity.rewind()
+        self.capacity.rewind()
         self._catching_up.rewind(start.txid)
         self._sink.start(state.owner)
         state.owner.announce()

@@ -295,6 +295,11 @@ class EngineState:
         """Return the view or shared subplan with this ID."""
         return self.subplans.get(unit_id) or self.views.get(unit_id)
 
+    def leads(self, unit_id: int) -> bool:
+        """Return whether a unit is, or is read by, a view that leads."""
+        unit = self.unit(unit_id)
+        return unit is not None and any(view.leads for view in self.views_of(unit))
+
     def readers(self, shared: Shared) -> list[Unit]:
         """Return the units that read a shared subplan directly."""
         return self.index.links.readers(shared.id)

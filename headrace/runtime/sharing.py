@@ -56,7 +56,6 @@ The option ``sharing`` keeps out one view, the setting of that name all views.
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -121,7 +120,6 @@ class Sharing:
         self._joining: dict[int, dict[str, int]] = {}
         """Units that could read more subplans than they do, with all feeds they would have."""
         self._retry_at = 0.0
-        self._prepared = False
         """Whether a checkpoint was written so that the next one is small (``join_ready``)."""
 
     # --- from and to the state database
@@ -475,7 +473,7 @@ class Sharing:
             return
         if not any(self._together(*pair) for pair in self._joining.items()):
             return
-        if not self._nearly_durable():
+        if not self._durability.nearly_done():
             return
         self._retry_at = clock.monotonic() + _RETRY_S
         self._drain()
@@ -490,22 +488,6 @@ class Sharing:
                 self._affected.add(unit_id)
         self._drop_unread()
         self.look_at(trimmed=left)
-
-    def _nearly_durable(self) -> bool:
-        """Return whether one more checkpoint takes little time, while which all views wait.
-
-        Else the views go on, while the checkpoint before it is written.
-        """
-        checkpoints, durability = self._state.checkpoints, self._durability
-        if checkpoints.writing:
-            durability.begins_at = math.inf
-            return False
-        if not self._prepared and checkpoints.pending:
-            durability.begin()
-            self._prepared = True
-            return False
-        self._prepared = False
-        return True
 
     def _together(self, unit_id: int, feeds: Mapping[str, int]) -> bool:
         """Return whether a unit and the subplans that it would read are at the same txid."""

@@ -376,7 +376,7 @@ def _load(engine: Engine) -> rpc.Handler:
             beside = count
         return {
             "pid": os.getpid(),
-            "overloaded": engine.processing_limits,
+            "overloaded": engine.capacity.processing_limits,
             "cpu_s": time.process_time(),
         }
 

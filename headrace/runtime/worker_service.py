@@ -398,8 +398,11 @@ class WorkerService:
 
     def _commit(self, commits: Commits) -> None:
         self._batches.commit(commits)
-        if commits:
-            self._suspects.passed(max(txids[-1] for txids in commits.values()))
+        self._suspects.review(self._committed)
+
+    def _committed(self, unit_id: int) -> int | None:
+        unit = self._units.get(unit_id)
+        return None if unit is None else unit.mark.txid
 
     # --- checkpoints
 

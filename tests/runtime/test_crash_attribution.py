@@ -43,7 +43,8 @@ def test_deaths_amid_a_view_that_was_alone_name_it(tmp_path):
     assert not CrashAttribution(tmp_path).sequential(7)
     die(tmp_path, "2@7", "3@8")
     made = CrashAttribution(tmp_path)
-    assert made.sequential(7) and made.sequential(8) and not made.sequential(9)
+    assert made.sequential(7) and not made.sequential(8)
+    assert made.repeated == [2]
     for _ in range(3):
         made = CrashAttribution(tmp_path)
         assert made.sequential(7) and not made.guilty
@@ -56,23 +57,55 @@ def test_deaths_amid_a_view_that_was_alone_name_it(tmp_path):
     assert not CrashAttribution(tmp_path).guilty
 
 
-def test_deaths_at_other_batches_say_nothing(tmp_path):
+def test_deaths_at_batches_that_were_committed_say_nothing(tmp_path):
     for txid in range(5, 12):
         die(tmp_path, f"2@{txid}")
         made = CrashAttribution(tmp_path)
         assert not made.guilty and not made.sequential(txid)
+        made.review({2: txid}.get)
 
 
-def test_a_batch_that_was_committed_is_not_what_they_died_of(tmp_path):
+def test_a_view_that_committed_the_batch_is_a_suspect_no_longer(tmp_path):
     die(tmp_path, "2@7")
     die(tmp_path, "2@7")
     made = CrashAttribution(tmp_path)
-    made.passed(6)
+    made.review({2: 6}.get)
     assert made.sequential(7)
-    made.passed(7)
-    assert not made.sequential(7)
+    made.review({2: 7}.get)
+    assert not made.sequential(7) and made.quiet
     die(tmp_path, "2@7")
     assert not CrashAttribution(tmp_path).guilty
+
+
+def test_a_view_that_is_not_processed_is_a_suspect_no_longer(tmp_path):
+    die(tmp_path, "2@7", "3@7")
+    made = CrashAttribution(tmp_path)
+    made.review({3: 6}.get)
+    assert not made.quiet
+    die(tmp_path, "2@7", "3@7")
+    assert CrashAttribution(tmp_path).repeated == [3]
+
+
+def test_commits_of_others_acquit_no_view_that_lags(tmp_path):
+    for leading in range(40, 44):
+        die(tmp_path, "2@7", f"3@{leading}")
+        made = CrashAttribution(tmp_path)
+        assert not made.guilty
+        made.review({2: 6, 3: leading}.get)
+    die(tmp_path, "2@7")
+    assert CrashAttribution(tmp_path).guilty == {2}
+
+
+def test_two_suspects_are_told_apart(tmp_path):
+    for _ in range(6):
+        die(tmp_path, "2@7", "3@40")
+        made = CrashAttribution(tmp_path)
+        assert not made.guilty
+    assert sorted(made.repeated) == [2, 3]
+    for _ in range(3):
+        assert not CrashAttribution(tmp_path).guilty
+        die(tmp_path, "3@40")
+    assert CrashAttribution(tmp_path).guilty == {3}
 
 
 def test_kills_that_meet_now_this_now_that_view_name_nobody(tmp_path):
@@ -121,6 +154,6 @@ def test_what_ends_the_process_counts_as_a_death(tmp_path, error, counts):
 def test_a_damaged_record_is_forgotten(tmp_path):
     die(tmp_path, "2@7")
     for _ in range(4):
-        (tmp_path / "worker.deaths").write_text('{"txids": 3}')
+        (tmp_path / "worker.deaths").write_text('{"suspects": 3}')
         die(tmp_path, "2@7")
     assert not CrashAttribution(tmp_path).guilty

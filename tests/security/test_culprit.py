@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
+from threading import Event, Thread
 
 import psycopg
 import pytest
@@ -56,6 +58,47 @@ def test_the_worker_stops_the_view_that_kills_it(engine, traps):
         (traps / faults.ROWS_TAKEN).unlink()
         conn.execute("CALL headrace.resync_view('bad')")
         conn.execute("INSERT INTO t VALUES (5, 'poison')")
+        wait_until(lambda: not differs(conn, "bad", BAD), "it is right again")
+
+
+def test_the_worker_stops_a_lagging_view_that_kills_it(engine, traps):
+    """Leading views commit between the deaths, and later batches than the one that kills."""
+    with psycopg.connect(engine.dsn, autocommit=True) as conn:
+        for name, query in (("a", GOOD), ("bad", BAD)):
+            conn.execute(f"CALL headrace.create_view('{name}', '{query}')")
+        (number,) = conn.execute("SELECT id FROM headrace.views WHERE view_name = 'bad'").fetchone()
+        conn.execute("CALL headrace.pause_view('bad')")
+        # The poison comes after so many rows that the leading view commits before it.
+        conn.execute(
+            "INSERT INTO t SELECT i, CASE i WHEN 200000 THEN 'poison' ELSE 'row ' || i END"
+            " FROM generate_series(2, 200000) i"
+        )
+        wait_until(lambda: not differs(conn, "a", GOOD), "a follows")
+        arm(traps, faults.CHECKPOINT_WRITTEN, "pass:2")
+        sprung = traps / f"{faults.CHECKPOINT_WRITTEN}{faults.SPRUNG}"
+        done = Event()
+        later = itertools.count(1_000_000)
+
+        def write() -> None:
+            with psycopg.connect(engine.dsn, autocommit=True) as own:
+                while not done.wait(0.02):
+                    own.execute("INSERT INTO t VALUES (%s, 'later')", [next(later)])
+
+        writer = Thread(target=write)
+        writer.start()
+        try:
+            wait_until(sprung.exists, "the leading view is durably ahead")
+            arm(traps, faults.ROWS_TAKEN, f"{number} poison")
+            conn.execute("CALL headrace.resume_view('bad')")
+            wait_until(lambda: status_of(conn, "bad")[0] == "error", "the culprit is stopped", 90)
+        finally:
+            done.set()
+            writer.join()
+        assert "the worker died while processing this view" in status_of(conn, "bad")[2]
+        wait_until(lambda: not differs(conn, "a", GOOD), "a follows")
+        assert status_of(conn, "a")[0] == "running"
+        (traps / faults.ROWS_TAKEN).unlink()
+        conn.execute("CALL headrace.resync_view('bad')")
         wait_until(lambda: not differs(conn, "bad", BAD), "it is right again")
 
 
