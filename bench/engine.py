@@ -196,7 +196,7 @@ class Unit:
             found = [frame for chunk in frames for frame in chunk]
             begin = spent.timed("decode", begin)
             self._store.begin(self._txid)
-            self._flow.begin(self._txid, 0)
+            self._flow.begin(self._txid)
             for frame in found:
                 self._flow.ingest(frame.table_oid, frame.diffs.batch)
             out = self._flow.end(self._txid)

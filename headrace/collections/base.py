@@ -4,7 +4,8 @@ A subclass is a pure function of diffs and state: it implements ``apply`` (one r
 on one port) and ``time_end`` (all ports have finished a txid), both returning record batches of
 diffs.  It never sees an edge, the txid of a diff, a clock or another collection.
 
-Edges call ``receive``, which enforces the contract of times:
+A dataflow, whose edges are all synchronous, calls ``process`` and ``finish`` in the order of its
+plan.  Other edges call ``receive``, which enforces the contract of times:
 
 * Invariant 1: a txid is finished only when its TimeEnd has arrived on *all* ports (T-22, E-22);
   then, and only then, one TimeEnd goes out, after every diff of that txid.
@@ -195,17 +196,16 @@ class Collection(ABC):
 
     def _take(self, port: int, message: Message, out: list[Message]) -> None:
         if isinstance(message, Diffs):
-            out.extend(self._run_apply(port, message))
+            self._send(self.process(port, message.batch), message, out)
             return
         self._inputs[port].ended = message.txid
         finished = message.txid if self.ports == 1 else min(p.ended for p in self._inputs)
         if finished > self._done:
-            self._finish(finished, message.attempt, out)
+            self._finish(finished, message, out)
 
-    def _finish(self, txid: int, attempt: int, out: list[Message]) -> None:
-        out.extend(self._run_time_end(txid, attempt))
-        self._done = txid
-        out.append(TimeEnd(txid, attempt, self._sent))
+    def _finish(self, txid: int, message: Message, out: list[Message]) -> None:
+        self._send(self.finish(txid), message, out)
+        out.append(TimeEnd(txid, message.attempt, self._sent))
         self._sent = 0
         # Keep the attempt of this txid too, so that late messages of an earlier attempt are
         # recognised.
@@ -216,36 +216,52 @@ class Collection(ABC):
             while source.held and source.ended <= self._done:
                 self._take(port, source.held.popleft(), out)
 
-    def _run_apply(self, port: int, message: Diffs) -> list[Message]:
+    def _send(self, batches: list[pa.RecordBatch], cause: Message, out: list[Message]) -> None:
+        out.extend(Diffs(cause.txid, cause.attempt, batch) for batch in batches)
+        self._sent += sum(batch.num_rows for batch in batches)
+
+    @final
+    def process(self, port: int, batch: pa.RecordBatch) -> list[pa.RecordBatch]:
+        """Return what follows from diffs at once (``apply``); count it, and check its limits.
+
+        Raises:
+            LimitExceeded: the output exceeds a limit of this thread's bound.
+        """
         metrics = self.metrics
-        metrics.rows_in[port] += message.batch.num_rows
+        metrics.rows_in[port] += batch.num_rows
         metrics.batches_in[port] += 1
         started, waited = time.perf_counter_ns(), bounds.waited_ns()
-        batches = self.apply(port, message.batch)
+        batches = self.apply(port, batch)
         metrics.took(time.perf_counter_ns() - started, bounds.waited_ns() - waited)
-        return self._wrap(batches, message.txid, message.attempt)
+        return self._sent_out(batches) if batches else batches
 
-    def _run_time_end(self, txid: int, attempt: int) -> list[Message]:
+    @final
+    def finish(self, txid: int) -> list[pa.RecordBatch]:
+        """Return what follows from the end of a txid on all inputs (``time_end``), as ``process``.
+
+        REQUIRES: all diffs of the txid were processed.
+        """
+        metrics = self.metrics
         started, waited = time.perf_counter_ns(), bounds.waited_ns()
         batches = self.time_end(txid)
-        self.metrics.took(time.perf_counter_ns() - started, bounds.waited_ns() - waited)
-        self.metrics.time_ends += 1
-        return self._wrap(batches, txid, attempt)
+        metrics.took(time.perf_counter_ns() - started, bounds.waited_ns() - waited)
+        metrics.time_ends += 1
+        self._done = txid
+        return self._sent_out(batches) if batches else batches
 
-    def _wrap(self, batches: list[pa.RecordBatch], txid: int, attempt: int) -> list[Message]:
-        if not batches:
-            return []
+    def _sent_out(self, batches: list[pa.RecordBatch]) -> list[pa.RecordBatch]:
+        """Return those of ``batches`` that have rows; count them, and check their limits."""
         rows, size = bounds.measured(batches)
         if self.begins:
             bounds.admit(rows, size)
         else:
             bounds.made(self, rows, size)
-        out: list[Message] = [Diffs(txid, attempt, batch) for batch in batches if batch.num_rows]
-        self.metrics.rows_out += rows
-        self.metrics.bytes_out += size
-        self.metrics.batches_out += len(out)
-        self._sent += rows
-        return out
+        sent = [batch for batch in batches if batch.num_rows]
+        metrics = self.metrics
+        metrics.rows_out += rows
+        metrics.bytes_out += size
+        metrics.batches_out += len(sent)
+        return sent
 
 
 def cut(batch: pa.RecordBatch, rows_max: int = ROWS_PER_BATCH_MAX) -> list[pa.RecordBatch]:

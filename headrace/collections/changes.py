@@ -91,9 +91,9 @@ class TableChanges:
         return cast("int", self._once(self._first_lsn))
 
     @property
-    def names(self) -> frozenset[str]:
-        """Names of the batch's columns."""
-        return cast("frozenset[str]", self._once(self._names))
+    def places(self) -> dict[str, int]:
+        """Index of each of the batch's columns, by name."""
+        return cast("dict[str, int]", self._once(self._places))
 
     @property
     def nbytes(self) -> int:
@@ -106,8 +106,8 @@ class TableChanges:
         Raises:
             StructureChanged: the batch has no column of that number.
         """
-        place = self.batch.schema.get_field_index(f"{kind}:{column.attnum}")
-        if place < 0:
+        place = self.places.get(f"{kind}:{column.attnum}")
+        if place is None:
             raise StructureChanged(
                 f'column "{column.name}" of table {self._table} cannot be identified',
                 detail="The table was altered several times while rows were written.",
@@ -117,8 +117,8 @@ class TableChanges:
 
     def unchanged(self, column: SourceColumn) -> np.ndarray | None:
         """Return a mask of the changes whose new value is an unsent TOAST value; None: none."""
-        place = self.batch.schema.get_field_index(f"u:{column.attnum}")
-        if place < 0:
+        place = self.places.get(f"u:{column.attnum}")
+        if place is None:
             return None
         flags = pc.fill_null(self.batch.column(place), fill_value=False)
         found: np.ndarray = flags.to_numpy(zero_copy_only=False)
@@ -177,7 +177,7 @@ class TableChanges:
         return self.made[name]
 
     def _numbers(self, name: str) -> np.ndarray:
-        found: np.ndarray = self.batch.column(name).to_numpy()
+        found: np.ndarray = self.batch.column(self.places[name]).to_numpy()
         return found
 
     def _truncated(self) -> bool:
@@ -188,10 +188,10 @@ class TableChanges:
 
     def _first_lsn(self) -> int:
         lsns = self._numbers("__lsn")
-        return int(lsns.min()) if len(lsns) else 0
+        return buffers.least(lsns) if len(lsns) else 0
 
-    def _names(self) -> frozenset[str]:
-        return frozenset(self.batch.schema.names)
+    def _places(self) -> dict[str, int]:
+        return {name: place for place, name in enumerate(self.batch.schema.names)}
 
     def _nbytes(self) -> int:
         return bounds.size_of(self.batch)

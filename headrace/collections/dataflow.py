@@ -2,8 +2,9 @@
 
     ingest(changes) ──► Source ──► … ──► Join ──► … ──► Sink ──► end(txid): diffs of the view
 
-All edges are synchronous: a message reaches the sink before the next one is read.  So replay is
-deterministic, and a TimeEnd reaches a collection only after every diff of its txid.
+All edges are synchronous: the consequences of a diff reach the sink before the next diff is read.
+Collections end a txid in the order of the plan, each after all that it reads.  So replay is
+deterministic, and edges carry rows only, no ends of txids.
 
 A new view starts with its population: any number of ``load`` calls, then ``end(0)``.  A view
 restored from its state starts with the txid after that of the state.
@@ -11,7 +12,7 @@ restored from its state starts with the txid after that of the state.
 
 from __future__ import annotations
 
-from collections import Counter
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import numpy as np
@@ -19,21 +20,29 @@ import pyarrow as pa
 
 from headrace import clock
 from headrace.collections import build, plan
-from headrace.collections.base import Collection, Message, cut
+from headrace.collections.base import Collection, cut
 from headrace.collections.calendar import Calendar
 from headrace.collections.changes import TableChanges
 from headrace.collections.plan import PhysicalPlan
 from headrace.collections.sink import Sink
 from headrace.collections.source import Source, load_batch, load_columns
 from headrace.collections.temporal import Temporal
-from headrace.errors import BugError, RowsLost
+from headrace.errors import BugError
 from headrace.expressions.remote import RemoteEvaluator
 from headrace.kernels import buffers
 from headrace.process import bounds
 from headrace.state.contract import StateStore
-from headrace.types import Diffs, TimeEnd, arrow_schema, diff_batch
+from headrace.types import arrow_schema, diff_batch
 
 __all__ = ["Dataflow", "load_columns"]
+
+
+@dataclass(slots=True, eq=False)
+class _Node:
+    """A collection, and those that read its output, each at one of its ports."""
+
+    made: Collection
+    users: list[tuple[_Node, int]] = field(default_factory=list)
 
 
 class Dataflow:
@@ -60,51 +69,43 @@ class Dataflow:
         """
         self._plan = physical
         self._made_s = clock.monotonic()
-        self._nodes: dict[str, Collection] = {}
-        self._users: dict[str, list[tuple[Collection, int]]] = {}
+        self._nodes: dict[str, _Node] = {}
+        """In the order of the plan."""
         self._sources: dict[int, list[plan.SourceSpec]] = {}
         self._txid = -1
-        self._now = (0, 0)
         self._clocks: list[Temporal | Calendar] = []
         self._still = (0, 0)
         """Timestamps from the first to before the second, at which nothing is due."""
-        self._fed: Counter[str] = Counter()
         self._failed = False
+        self._loading = False
         self._out: list[pa.RecordBatch] = []
-        self._roots: list[Collection] = []
-        """Collections without inputs."""
-        self._sink = physical.sink.id
         schema = arrow_schema(physical.sink.schema)
         self._nothing = pa.RecordBatch.from_pylist([], schema=schema)
         for node in physical.nodes:
             made = build.make(node, physical, store, remote, start_lsn)
-            self._nodes[node.id] = made
-            self._users[node.id] = []
-            if not plan.inputs(node):
-                self._roots.append(made)
+            one = self._nodes[node.id] = _Node(made)
             for port, name in enumerate(plan.inputs(node)):
-                self._users[name].append((made, port))
+                self._nodes[name].users.append((one, port))
             if isinstance(made, Sink):
                 made.repeats = repeats
             if isinstance(made, Temporal | Calendar):
                 self._clocks.append(made)
             if isinstance(node, plan.SourceSpec):
                 self._sources.setdefault(node.table_oid, []).append(node)
+        self._sink: Final = self._nodes[physical.sink.id].made
 
     @property
     def tables(self) -> frozenset[int]:
         """OIDs of the tables that the view reads."""
         return frozenset(self._sources)
 
-    def begin(self, txid: int, attempt: int, instant: int = 0) -> None:
-        """Assign the changes ingested from now on to this attempt of ``txid``.
+    def begin(self, txid: int, instant: int = 0) -> None:
+        """Begin ``txid``, to which the changes ingested from now on belong.
 
-        Without this call they belong to the first attempt of the next txid.
         ``instant``: the value of now() in the txid's record, in microseconds since 2000-01-01 UTC.
         """
         if txid <= self._txid:
             raise BugError(f"txid {txid} begins after the end of {self._txid}")
-        self._now = (txid, attempt)
         self._still = (0, 0)
         for made in self._clocks:
             made.instant = instant
@@ -146,7 +147,7 @@ class Dataflow:
         return any(
             made.reached(changes)
             for node in self._sources.get(table_oid, ())
-            if isinstance(made := self._nodes[node.id], Source)
+            if isinstance(made := self._nodes[node.id].made, Source)
         )
 
     def ingest(
@@ -161,7 +162,7 @@ class Dataflow:
             size = bounds.size_of(changes) if made is None else made.nbytes
             bounds.admit(changes.num_rows, size)
         for node in self._sources.get(table_oid, ()):
-            source = self._nodes[node.id]
+            source = self._nodes[node.id].made
             assert isinstance(source, Source), "its spec says so"
             source.made = made
             for batch in cut(changes):
@@ -181,8 +182,7 @@ class Dataflow:
         """
         if self._txid >= 0:
             raise BugError("population rows after txid 0")
-        for made in self._nodes.values():
-            made.insert_only = True
+        self._load()
         for node in self._sources.get(table_oid, ()):
             for batch in cut(load_batch(node, columns)):
                 self._feed(node.id, batch)
@@ -194,28 +194,31 @@ class Dataflow:
         """
         if self._txid >= 0:
             raise BugError("population rows after txid 0")
-        for made in self._nodes.values():
-            made.insert_only = True
+        self._load()
         schema = next(node.schema for node in self._plan.feeds if node.id == name)
         ones = pa.array(np.ones(len(columns[0]), np.int64))
         for batch in cut(diff_batch(schema, columns, ones)):
             self._feed(name, batch)
 
-    def end(self, txid: int, attempt: int = 0) -> pa.RecordBatch:
+    def end(self, txid: int) -> pa.RecordBatch:
         """Finish ``txid`` and return the view's consolidated diffs since the last end.
 
         Raises:
-            BugError: a collection did not finish, or a diff has weight 0.
-            RowsLost: rows were lost on an edge.
+            BugError: a diff has weight 0, or ``txid`` had ended.
         """
-        for made in self._roots:
-            self._push(made, TimeEnd(txid, attempt, self._fed[made.id]))
-        for made in self._nodes.values():
-            made.insert_only = False
-            if made.done != txid:
-                raise BugError(f'collection "{made.id}" has not finished txid {txid}')
-        self._txid, self._now, self._still = txid, (txid + 1, 0), (0, 0)
-        self._fed.clear()
+        if txid <= self._txid:
+            raise BugError(f"txid {txid} ends after the end of {self._txid}")
+        self._enter()
+        for node in self._nodes.values():
+            batches = node.made.finish(txid)
+            if batches:
+                self._hand_on(node, batches)
+        self._failed = False
+        if self._loading:
+            self._loading = False
+            for node in self._nodes.values():
+                node.made.insert_only = False
+        self._txid, self._still = txid, (0, 0)
         batches, self._out = self._out, []
         result = self._combined(batches)
         # By position, because a view may have a column of that name.
@@ -239,36 +242,44 @@ class Dataflow:
         """Return a description and the metrics of each collection, in plan order."""
         since_s = clock.monotonic() - self._made_s
         return {
-            name: {"describe": made.describe(), "since_s": since_s, **made.metrics.as_dict()}
-            for name, made in self._nodes.items()
+            name: {
+                "describe": node.made.describe(),
+                "since_s": since_s,
+                **node.made.metrics.as_dict(),
+            }
+            for name, node in self._nodes.items()
         }
 
-    def _take_out(self, outgoing: list[Message]) -> None:
-        """Keep the diffs from the sink, and check their number as every receiver does."""
-        for message in outgoing:
-            if isinstance(message, Diffs):
-                self._out.append(message.batch)
-            elif (rows := sum(b.num_rows for b in self._out)) != message.rows:
-                raise RowsLost(f"got {rows} of the {message.rows} rows of the view")
+    def _load(self) -> None:
+        self._loading = True
+        for node in self._nodes.values():
+            node.made.insert_only = True
 
-    def _feed(self, name: str, batch: pa.RecordBatch) -> None:
-        self._fed[name] += batch.num_rows
-        self._push(self._nodes[name], Diffs(*self._now, batch))
-
-    def _push(self, made: Collection, message: Message) -> None:
-        """Deliver one message, and every message that follows from it, down to the sink."""
+    def _enter(self) -> None:
+        """Begin a step that leaves the dataflow failed unless it ends."""
         if self._failed:
             raise BugError("the dataflow had failed and was not built anew")
         self._failed = True
-        waiting: list[tuple[Collection, int, Message]] = [(made, 0, message)]
-        while waiting:
-            taker, port, taken = waiting.pop()
-            outgoing = taker.receive(port, taken)
-            if taker.id == self._sink:
-                self._take_out(outgoing)
-                continue
-            users = self._users[taker.id]
-            for message in reversed(outgoing):
-                for user, user_port in reversed(users):
-                    waiting.append((user, user_port, message))
+
+    def _feed(self, name: str, batch: pa.RecordBatch) -> None:
+        self._enter()
+        node = self._nodes[name]
+        self._hand_on(node, node.made.process(0, batch))
         self._failed = False
+
+    def _hand_on(self, node: _Node, batches: list[pa.RecordBatch]) -> None:
+        """Process the output of a collection, and all that follows from it, down to the sink."""
+        if node.made is self._sink:
+            self._out += batches
+            return
+        waiting = [(user, port, batch) for batch in batches for user, port in node.users]
+        waiting.reverse()
+        while waiting:
+            taker, at, taken = waiting.pop()
+            out = taker.made.process(at, taken)
+            if taker.made is self._sink:
+                self._out += out
+            elif out:
+                more = [(user, port, batch) for batch in out for user, port in taker.users]
+                more.reverse()
+                waiting += more

@@ -144,7 +144,7 @@ class Join(base.Collection):
         if not len(at):
             return []
         counts = np.bincount(at, minlength=len(distinct))
-        starts = np.cumsum(counts) - counts
+        starts = counts.cumsum() - counts
         out: list[pa.RecordBatch] = []
         for left, right in pairs(groups, starts, counts, base.ROWS_PER_BATCH_MAX):
             mine = encoded, self._layouts[port], left

@@ -163,7 +163,7 @@ class Source(Collection):
 
     def reached(self, changes: TableChanges) -> bool:
         """Return whether a change batch may concern a row that is kept or wanted; True in doubt."""
-        node, names = self._node, changes.names
+        node, names = self._node, changes.places.keys()
         if self._wanted is None or node.full_identity:
             return True
         if not self._told <= names or not self._apart.isdisjoint(names):
@@ -231,7 +231,7 @@ class Source(Collection):
         if slots.lost:
             raise self._identity_changed()
         unchanged = np.logical_or.reduce(list(kept.values())).view(np.uint8) if kept else None
-        sent = values and self._apart.isdisjoint(changes.names)
+        sent = values and self._apart.isdisjoint(changes.places)
         packed_rows = changes.packed(self._node.columns) if sent else None
         return _Ops(changes.ops, slots, values, kept, unchanged, packed_rows)
 

@@ -159,7 +159,8 @@ class MapStep:
             columns = run_program(self._program, batch)
         elif self._program is not None:
             columns = [pa.array([], field.type) for field in self._schema][:-1]
-        return pa.RecordBatch.from_arrays([*columns, batch.columns[-1]], schema=self._schema)
+        weights = batch.column(batch.num_columns - 1)
+        return pa.RecordBatch.from_arrays([*columns, weights], schema=self._schema)
 
 
 Step = FilterStep | MapStep

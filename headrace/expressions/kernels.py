@@ -381,16 +381,32 @@ def concat(a: pa.Array, b: pa.Array) -> pa.Array:
     return pc.binary_join_element_wise(a, b, "")
 
 
+_TRUE: Final = pa.array(np.ones(1024, np.bool_))
+_FALSE: Final = pa.array(np.zeros(1024, np.bool_))
+
+
+def is_valid(array: pa.Array) -> pa.Array:
+    """Return whether each value is not NULL; without a computation for a few that are not."""
+    few = len(array) <= len(_TRUE) and not array.null_count
+    return _TRUE.slice(0, len(array)) if few else pc.is_valid(array)
+
+
+def is_null(array: pa.Array) -> pa.Array:
+    """Return whether each value is NULL; without a computation for a few that are not."""
+    few = len(array) <= len(_FALSE) and not array.null_count
+    return _FALSE.slice(0, len(array)) if few else pc.is_null(array)
+
+
 LOGIC: Final[dict[str, Callable[..., pa.Array]]] = {"and": pc.and_kleene, "or": pc.or_kleene}
 TESTS: Final[dict[str, Callable[[pa.Array], pa.Array]]] = {
     "not": pc.invert,
-    "is_null": pc.is_null,
-    "is_not_null": pc.is_valid,
+    "is_null": is_null,
+    "is_not_null": is_valid,
     "is_true": lambda a: pc.fill_null(a, False),
     "is_false": lambda a: pc.fill_null(pc.invert(a), False),
     "is_not_true": lambda a: pc.fill_null(pc.invert(a), True),
     "is_not_false": lambda a: pc.fill_null(a, True),
-    "is_unknown": pc.is_null,
-    "is_not_unknown": pc.is_valid,
+    "is_unknown": is_null,
+    "is_not_unknown": is_valid,
     "length": pc.utf8_length,
 }

@@ -195,7 +195,7 @@ class Fork:
             flow = Dataflow(own, store, remote, record.start_lsn)
             if own.temporal:
                 store.begin(_TIME)
-                flow.begin(_TIME, 0, instant)
+                flow.begin(_TIME, instant)
                 flow.end(_TIME)
                 store.commit(_TIME)
             return _end(flow, store, changes, fed, instant)
@@ -211,7 +211,7 @@ def _end(
     instant: int,
 ) -> pa.RecordBatch:
     store.begin(_CHANGES)
-    flow.begin(_CHANGES, 0, instant)
+    flow.begin(_CHANGES, instant)
     for table, batch in changes:
         flow.ingest(table, batch)
     for node, diffs in fed.items():

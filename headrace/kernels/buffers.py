@@ -95,6 +95,11 @@ def negative(numbers: Int64s) -> bool:
     return bool(_negative(longs_of(numbers), len(numbers)))
 
 
+def least(numbers: Int64s) -> int:
+    """Return the least of one or more numbers; much faster than ``min`` for a few."""
+    return int(_least(longs_of(numbers), len(numbers)))
+
+
 def multiplicity(weights: Int64s) -> int:
     """Return the sum of absolute weights; -1 if one is 0."""
     return int(_multiplicity(longs_of(weights), len(weights)))
@@ -252,6 +257,17 @@ def _negative(numbers: cython.p_longlong, count: cython.Py_ssize_t) -> cython.bi
         if numbers[i] < 0:
             return True
     return False
+
+
+@cython.cfunc
+@cython.exceptval(check=False)
+def _least(numbers: cython.p_longlong, count: cython.Py_ssize_t) -> cython.longlong:
+    i: cython.Py_ssize_t
+    found: cython.longlong = numbers[0]
+    for i in range(1, count):
+        if numbers[i] < found:
+            found = numbers[i]
+    return found
 
 
 def _unpack(bitmap: pa.Buffer, offset: int, n: int) -> Bytes:

@@ -53,7 +53,7 @@ def populate(
         job.cancelling(lambda: conn.cancel_safe(timeout=5.0)),
     ):
         if plan.temporal:
-            flow.begin(0, 0, inputs.clock(dsn, ref))
+            flow.begin(0, inputs.clock(dsn, ref))
         for source in _in_order(plan, feedings, inputs.sizes):
             if isinstance(source, Feeding):
                 done = source.load(flow, conn, done)

@@ -381,7 +381,7 @@ class Processor:
         frames, flow = outcome.frames, unit.flow(self._settings, self._evaluators)
         for node, diffs in fed:
             flow.feed(node, diffs)
-        diffs = flow.end(frames.txid, frames.attempt)
+        diffs = flow.end(frames.txid)
         if isinstance(unit, Shared):
             outcome.sent[unit.id] = [diffs]
             unit.send(frames.first, frames.txid, frames.attempt, frames.oldest_us, diffs)
@@ -409,7 +409,7 @@ class Processor:
         flow = unit.flow(self._settings, self._evaluators)
         if unit.id in new:
             unit.begin(frames.txid)
-            flow.begin(frames.txid, frames.attempt, frames.instant)
+            flow.begin(frames.txid, frames.instant)
         for frame in self.edge.pull(unit.id):
             if isinstance(frame, TableDiffs):
                 faults.rows(unit.id, frame.diffs.batch)
@@ -509,7 +509,7 @@ class Processor:
             try:
                 view.begin(txid)
                 flow = view.flow(self._settings, self._evaluators)
-                flow.begin(txid, 0, frames.instant)
+                flow.begin(txid, frames.instant)
                 for frame in prefix:
                     flow.ingest(frame.table_oid, frame.diffs.batch)
                 flow.end(txid)

@@ -241,7 +241,7 @@ class Driven:
         self.store = MemoryStore()
         self.remote = RemoteEvaluator(server.dsn, planned.settings)
         self.flow = self._flow()
-        self.flow.begin(0, 0, instant)
+        self.flow.begin(0, instant)
         for source in {s.table_oid: s for s in self.plan.sources}.values():
             [table] = [t for t in server.tables.values() if t.oid == source.table_oid]
             places = [c.attnum - 1 for c in load_columns(source)]
@@ -283,7 +283,7 @@ class Driven:
         since = self.flow.changed(instant)
         assert since <= instant
         self.txid += 1
-        self.flow.begin(self.txid, 0, instant)
+        self.flow.begin(self.txid, instant)
         for name, table in self.server.tables.items():
             if table.oid in rows:
                 self.flow.ingest(table.oid, table.changes(ops[name]))

@@ -328,13 +328,13 @@ def test_what_waits_for_a_checkpoint_does_not_wait_for_a_view_that_works_for_eve
             working.wait(PATIENCE_S)
         write(checkpoint, sync=sync)
 
-    def endless(flow: Dataflow, txid: int, attempt: int = 0):
+    def endless(flow: Dataflow, txid: int):
         own = flow is running.book.views[slow].dataflow
         if own and slow in running.book.checkpoints.units:
             working.set()
             while not ended.wait(0.01):
                 bounds.check()
-        return end(flow, txid, attempt)
+        return end(flow, txid)
 
     monkeypatch.setattr(RocksCheckpoint, "write", held)
     monkeypatch.setattr(Dataflow, "end", endless)

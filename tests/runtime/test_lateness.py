@@ -73,12 +73,12 @@ def check_said_and_over(running, source, logs, what: str) -> None:
 def test_a_view_whose_part_of_a_batch_takes_long(source, running, monkeypatch):
     end = Dataflow.end
 
-    def slowly(flow: Dataflow, txid: int, attempt: int = 0):
+    def slowly(flow: Dataflow, txid: int):
         # CPU time counts: another program may have the processor.
         until = time.thread_time() + LONG_S
         while flow._plan.sources[0].table_name == "items" and time.thread_time() < until:
             pass
-        return end(flow, txid, attempt)
+        return end(flow, txid)
 
     with capture_logs() as logs:
         with monkeypatch.context() as patched:

@@ -75,9 +75,9 @@ def dear(monkeypatch) -> list[float]:
     seconds = [0.0]
     end = Dataflow.end
 
-    def slowly(flow: Dataflow, txid: int, attempt: int = 0):
+    def slowly(flow: Dataflow, txid: int):
         time_passes(seconds[0])
-        return end(flow, txid, attempt)
+        return end(flow, txid)
 
     monkeypatch.setattr(Dataflow, "end", slowly)
     return seconds
@@ -95,11 +95,11 @@ def test_a43_slow_groups_that_fall_behind_are_an_overload(
     [table] = source.execute("SELECT 'others'::regclass::oid::int").fetchone()
     end = Dataflow.end
 
-    def slowly(flow: Dataflow, txid: int, attempt: int = 0):
+    def slowly(flow: Dataflow, txid: int):
         until = time.thread_time() + (0.3 if table in flow.tables else 0.0)
         while time.thread_time() < until:
             pass  # a group is slow by its processor time
-        return end(flow, txid, attempt)
+        return end(flow, txid)
 
     monkeypatch.setattr(Dataflow, "end", slowly)
     seen = 0
@@ -107,8 +107,8 @@ def test_a43_slow_groups_that_fall_behind_are_an_overload(
         source.execute("INSERT INTO others VALUES (%s)", (n,))
         source.execute("INSERT INTO items VALUES (%s, 'n')", (n,))
         [(note,)] = source.execute(f"{NOTES} WHERE id = {slow}").fetchall()
-        leading = running.engine.submit(running.engine._capacity.load, quiet=False)
-        limits = running.engine.processing_limits and note and running.book.lagging.groups
+        leading = running.engine.submit(running.engine.capacity.load, quiet=False)
+        limits = running.engine.capacity.processing_limits and note and running.book.lagging.groups
         seen += bool(limits and not leading.result(60).overloaded)
         time_passes(0.1)  # the views that lead have time to rest
         if seen > 20:  # several looks

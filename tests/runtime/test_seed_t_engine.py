@@ -7,7 +7,6 @@ import threading
 import psycopg
 import pytest
 
-from headrace.collections.base import Collection
 from headrace.collections.dataflow import Dataflow
 from headrace.errors import ContinuityLost
 from headrace.forwarder import receiver
@@ -17,7 +16,6 @@ from headrace.process.bounds import Bound
 from headrace.runtime import positions
 from headrace.runtime.batches import LOST_MAX
 from headrace.runtime.edges import Edge, TableDiffs
-from headrace.types import Diffs
 from tests.compared import differs
 from tests.runtime.harness import create_view, settle, source_plan
 from tests.runtime.words import QUERY, assert_in_order, count_of, log_commits, stored, write
@@ -229,20 +227,20 @@ def test_T_28_a_lost_slot_is_not_guessed_over(source, start, database):
     assert source.execute("SELECT word FROM v").fetchall() == [("kept",)]
 
 
-def test_T_29_a_row_lost_between_collections(source, start, database, monkeypatch):
+def test_T_29_a_row_lost_once_on_the_way_to_a_dataflow(source, start, database, monkeypatch):
     running = start()
     physical, query = count_of(source, "man")
     create_view(running, database, "v", physical, query)
-    receive = Collection.receive
+    pull = Edge.pull
     lost = []
 
-    def lossy(self, port, message):
-        if isinstance(message, Diffs) and self.id == "counted" and not lost:
-            lost.append(message.txid)
-            message = Diffs(message.txid, message.attempt, message.batch[1:])
-        return receive(self, port, message)
+    def lossy(self, successor):
+        if not lost and any(isinstance(f, TableDiffs) for f in self._frames):
+            lost.append(successor)
+            self._pulled[successor] -= 1
+        return pull(self, successor)
 
-    monkeypatch.setattr(Collection, "receive", lossy)
+    monkeypatch.setattr(Edge, "pull", lossy)
     write(source, "man", "man", "dog")
     settle(running, source)
     assert lost
