@@ -6,6 +6,7 @@ computes, and returns a column.  A row that fails raises ``FailingRow``.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
@@ -381,20 +382,25 @@ def concat(a: pa.Array, b: pa.Array) -> pa.Array:
     return pc.binary_join_element_wise(a, b, "")
 
 
-_TRUE: Final = pa.array(np.ones(1024, np.bool_))
-_FALSE: Final = pa.array(np.zeros(1024, np.bool_))
+_FEW: Final = 1024
+
+
+@functools.cache
+def _same(value: bool) -> pa.Array:
+    # Not at import, as Arrow imports pandas for it.
+    return pa.repeat(value, _FEW)
 
 
 def is_valid(array: pa.Array) -> pa.Array:
     """Return whether each value is not NULL; without a computation for a few that are not."""
-    few = len(array) <= len(_TRUE) and not array.null_count
-    return _TRUE.slice(0, len(array)) if few else pc.is_valid(array)
+    few = len(array) <= _FEW and not array.null_count
+    return _same(True).slice(0, len(array)) if few else pc.is_valid(array)
 
 
 def is_null(array: pa.Array) -> pa.Array:
     """Return whether each value is NULL; without a computation for a few that are not."""
-    few = len(array) <= len(_FALSE) and not array.null_count
-    return _FALSE.slice(0, len(array)) if few else pc.is_null(array)
+    few = len(array) <= _FEW and not array.null_count
+    return _same(False).slice(0, len(array)) if few else pc.is_null(array)
 
 
 LOGIC: Final[dict[str, Callable[..., pa.Array]]] = {"and": pc.and_kleene, "or": pc.or_kleene}
