@@ -18,7 +18,6 @@ from headrace.runtime.views import View
 from headrace.runtime.waits import PositionWaits
 from headrace.runtime.watch import Watch
 from headrace.runtime.worker_handles import WorkerHandles
-from headrace.sql import states
 from headrace.sql import views as catalog
 from headrace.sql.status import CursorState, Status
 
@@ -150,7 +149,7 @@ class Leaving:
         if isinstance(error, errors.RightEnded | errors.OwnerGone):
             self._watch.end(view.id, error)
         else:
-            states.become(state.owner.conn, view.id, status, error)
+            state.statuses.write(state.owner.conn, view.id, status, error)
         state.gauges.failed(view.id)
         view.message = error.what
         view.doom = None

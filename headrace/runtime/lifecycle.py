@@ -6,11 +6,12 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import psycopg
 import structlog
 
-from headrace.errors import TransientError, UndefinedError, UserError
+from headrace.errors import RowLocked, TransientError, UndefinedError, UserError
 from headrace.runtime import views
 from headrace.runtime.change_capture import ChangeCapture
 from headrace.runtime.engine_state import EngineState
@@ -21,6 +22,8 @@ from headrace.runtime.waits import PositionWaits
 from headrace.sql import states
 from headrace.sql import views as catalog
 from headrace.sql.status import CursorState, Status
+
+Connection = psycopg.Connection[Any]
 
 _log = structlog.get_logger(__name__)
 
@@ -107,8 +110,7 @@ class Lifecycle:
         view = self._known(view_id)
         if view.cursor == CursorState.PAUSED:
             return
-        states.become(self._state.owner.conn, view.id, Status.PAUSED)
-        states.paused_by(self._state.owner.conn, view.id, caller)
+        self._write(view, Status.PAUSED, lambda conn: states.paused_by(conn, view.id, caller))
         self._leaving.leave(view)
         view.turn(CursorState.PAUSED, "it was paused")
         view.message = None
@@ -123,9 +125,26 @@ class Lifecycle:
         view = self._known(view_id)
         if view.cursor != CursorState.PAUSED:
             return
-        states.become(self._state.owner.conn, view.id, Status.RUNNING)
+        self._write(view, Status.RUNNING, lambda _: None)
         view.turn(CursorState.CATCHING_UP, "it was resumed")
         self._catch_up(view, "it was resumed")
+
+    def _write(self, view: View, to: Status, also: Callable[[Connection], None]) -> None:
+        """Give a view another status for a caller.
+
+        Raises:
+            RowLocked: another transaction has its row: the caller waits, and not this thread.
+        """
+        conn = self._state.owner.conn
+        with conn.transaction():
+            if states.locked(conn, [view.id]):
+                raise RowLocked(
+                    f"view {view.target.shown} is being changed by another call",
+                    hint="Call again when that has ended.",
+                )
+            states.become(conn, view.id, to)
+            also(conn)
+        self._state.statuses.written(view.id)
 
     def look_again(self, view_id: int) -> None:
         """Read a view's options from the catalog again: history and ``latency_ms``."""

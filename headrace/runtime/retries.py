@@ -42,8 +42,9 @@ class Retries:
         state = self._state
         self._renew_log()
         if state.retained.full != self._full:
-            self._full = state.retained.full
-            states.tell_who_keeps(state.owner.conn, by_source=self._full)
+            full = state.retained.full
+            if states.tell_who_keeps(state.owner.conn, by_source=full):
+                self._full = full
         budget = state.settings.wal_budget_bytes
         for view in state.index.standing:
             if view.mark.txid >= state.position.txid:
@@ -84,6 +85,7 @@ class Retries:
         Stop views whose table is gone or altered, even if there is nothing to write.
         """
         state = self._state
+        state.statuses.retry(state.owner.conn)
         self._tables.poll()
         now = clock.monotonic()
         for view in state.index.standing:
@@ -94,14 +96,14 @@ class Retries:
                 continue
             view.turn(CursorState.CATCHING_UP, _WRITABLE)
             view.message = None
-            states.become(state.owner.conn, view.id, Status.RUNNING)
+            state.statuses.write(state.owner.conn, view.id, Status.RUNNING)
             state.gauges.went_on(view.id)
             self._go_on(view, _WRITABLE)
 
     def retry_at(self) -> float:
         """Return when to call ``heal`` again, on the monotonic clock."""
         due = [v.retry_at for v in self._state.index.standing if self._stands(v)]
-        return min([self._tables.due, *due])
+        return min([self._tables.due, self._state.statuses.due, *due])
 
     def _free(self, view: View) -> bool:
         """Return whether the result table can be locked for writing; stop the view on errors."""
