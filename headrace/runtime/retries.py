@@ -9,7 +9,7 @@ from headrace import clock
 from headrace.errors import RESYNC, DefiniteFailure, SinkBlocked
 from headrace.runtime import result_tables
 from headrace.runtime.engine_state import EngineState
-from headrace.runtime.leaving import Leaving
+from headrace.runtime.leaving import RETRY_S_MIN, Leaving
 from headrace.runtime.result_tables import ResultTables
 from headrace.runtime.views import View
 from headrace.sql import states
@@ -91,7 +91,9 @@ class Retries:
         for view in state.index.standing:
             if not self._stands(view) or now < view.retry_at:
                 continue
-            view.retry_at = now + state.settings.sink_retry_ms / 1000
+            longer_s = max(2 * view.retry_s, RETRY_S_MIN)
+            view.retry_s = min(longer_s, state.settings.sink_retry_ms / 1000)
+            view.retry_at = now + view.retry_s
             if not self._free(view):
                 continue
             view.turn(CursorState.CATCHING_UP, _WRITABLE)

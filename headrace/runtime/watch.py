@@ -237,9 +237,12 @@ class Watch:
                 back = StructureChanged("the owner's rights are back", hint=RESYNC)
                 if self._begin_again(view_id, error or back, watched.begin_again):
                     _log.info("rights are back", view=view_id)
-            elif isinstance(error, StructureChanged) and not view.final:
-                if self._begin_again(view_id, error):
-                    _log.info("failed view reconsidered", view=view_id)
+            elif (
+                isinstance(error, StructureChanged)
+                and not view.final
+                and self._begin_again(view_id, error)
+            ):
+                _log.info("failed view reconsidered", view=view_id)
 
     def _begin_again(
         self,
@@ -247,7 +250,7 @@ class Watch:
         error: HeadraceError,
         also: Callable[[psycopg.Connection[Any], int], None] | None = None,
     ) -> bool:
-        """Have a stopped view filled anew because of ``error``; return False if its row is locked."""
+        """Have a stopped view filled anew, unless its row is locked; return whether it will be."""
         with self._conn.transaction():
             if states.locked(self._conn, [view_id]):
                 return False

@@ -117,3 +117,28 @@ def test_an_index_is_made_while_a_call_has_the_row(engine, source, commander, ot
         source.execute("CREATE INDEX while_locked ON other (c)")
         probe(source)
     wait_until(lambda: source.execute(recorded).fetchone() == (True,), "it is recorded")
+
+
+WAITS = """
+    SELECT FROM pg_locks WHERE relation = 'other'::regclass AND mode = 'AccessExclusiveLock'
+       AND NOT granted AND database = (
+           SELECT oid FROM pg_database WHERE datname = current_database())
+"""
+
+
+def test_a_result_table_is_locked(engine, source, commander, other):
+    with held(engine, "LOCK TABLE other IN ACCESS EXCLUSIVE MODE"):
+        source.execute("INSERT INTO events VALUES (201, 1)")
+        probe(source)
+    wait_until(lambda: not differs(source, "other", OTHER), "it goes on")
+
+
+def test_a_view_is_dropped_while_it_is_read(engine, source, commander, other):
+    """The call waits for the reader, and the changes of the view wait behind the call."""
+    call = "CALL headrace.drop_view('other')"
+    with held(engine, "SELECT FROM other") as reader, calling(engine, call) as done:
+        wait_until(lambda: source.execute(WAITS).rowcount, "the call waits")
+        source.execute("INSERT INTO events VALUES (301, 1)")
+        probe(source)
+        assert not done()
+        reader.rollback()
