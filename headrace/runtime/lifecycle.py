@@ -11,11 +11,11 @@ from typing import Any
 import psycopg
 import structlog
 
-from headrace.errors import RowLocked, TransientError, UndefinedError, UserError
+from headrace.errors import Deadly, RowLocked, TransientError, UndefinedError, UserError
 from headrace.runtime import views
 from headrace.runtime.change_capture import ChangeCapture
 from headrace.runtime.engine_state import EngineState
-from headrace.runtime.leaving import Leaving
+from headrace.runtime.leaving import Leaving, with_hint
 from headrace.runtime.loading import Loading
 from headrace.runtime.views import View
 from headrace.runtime.waits import PositionWaits
@@ -74,11 +74,18 @@ class Lifecycle:
             self.release(job)
 
     def adopt(self, view_id: int) -> Future[None]:
-        """Take over a populated view; the future is done when it has caught up."""
+        """Take over a populated view; the future is done when it has caught up.
+
+        Raises:
+            Deadly: the view was stopped because workers crashed.
+        """
         state = self._state
         view = state.views.get(view_id)
         if view is None or not view.owned:
             view = views.load_one(state.owner.conn, view_id)
+            if states.sqlstate(state.owner.conn, view_id) == Deadly.sqlstate:
+                # Its staged states have made workers crash: the next one would, too.
+                raise with_hint(state.suspects.error(), view)
             self._loading.take(view)
         self._loading.replaced(view)
         target = max(state.position.txid, view.mark.txid)
