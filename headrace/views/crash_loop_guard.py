@@ -31,7 +31,7 @@ DEATHS_MAX: Final = 2
 _POLL_S: Final = 0.1
 
 
-class _Deaths(msgspec.Struct):
+class _CrashCount(msgspec.Struct):
     """Crashes of builders during one population."""
 
     count: int
@@ -44,15 +44,15 @@ class CrashLoopGuard:
 
     def __init__(self, folder: Path) -> None:
         """Count the crashes recorded in ``folder`` by the last builder."""
-        self._record = DeathRecord(folder / "builder.deaths", dict[int, _Deaths])
+        self._record = DeathRecord(folder / "builder.deaths", dict[int, _CrashCount])
         self._marks = Marks(folder / "builder.marks")
         self._deaths = self._record.read() or {}
         self._turn = threading.Lock()
         """Held by the suspected population that runs."""
         left = {key for key, _ in self._marks.left}
         for key in left:
-            known = self._deaths.get(key) or _Deaths(0, left)
-            self._deaths[key] = _Deaths(known.count + 1, known.beside & left - {key})
+            known = self._deaths.get(key) or _CrashCount(0, left)
+            self._deaths[key] = _CrashCount(known.count + 1, known.beside & left - {key})
         if left:
             found = {key: deaths.count for key, deaths in self._deaths.items()}
             _log.warning("the last builder died in a population", deaths=found)

@@ -801,7 +801,7 @@ def test_who_fails_there_stops_alone_at_the_txid_before(source, database, start,
 
 
 def test_nothing_waits_for_a_view_that_fails_there(source, database, start, monkeypatch):
-    """What is in flight is awaited before a view stops; its own batch is processed already."""
+    """A view that stops waits for batches in flight, but not for its own: that is processed."""
     monkeypatch.setattr(engine, "_DRAIN_S", 4 * PATIENCE_S)  # only an answer ends a wait
     running = start()
     bad = "SELECT item, 100 / sum(n) AS dear FROM orders WHERE item > 90 GROUP BY item"
