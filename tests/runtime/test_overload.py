@@ -108,7 +108,7 @@ def test_a43_slow_groups_that_fall_behind_are_an_overload(
         source.execute("INSERT INTO items VALUES (%s, 'n')", (n,))
         [(note,)] = source.execute(f"{NOTES} WHERE id = {slow}").fetchall()
         leading = running.engine.submit(running.engine.capacity.load, quiet=False)
-        limits = running.engine.processing_limits and note and running.book.lagging.groups
+        limits = running.engine.capacity.processing_limits and note and running.book.lagging.groups
         seen += bool(limits and not leading.result(60).overloaded)
         time_passes(0.1)  # the views that lead have time to rest
         if seen > 20:  # several looks
