@@ -184,9 +184,10 @@ class Settings(Directories):
     queue_block_bytes: int = 131_072
     """Bytes of the blocks by which queues grow; a multiple of the memory page size."""
     lock_timeout_ms: int = 2_000
-    """Milliseconds that the engine waits for a lock on a table before it tries again later."""
+    """Milliseconds that the engine waits for a lock on a table before it tries again later. Changes
+    of a result table wait 100 ms at most while other views would wait, too."""
     sink_retry_ms: int = 2_000
-    """Milliseconds between two attempts to write a locked result table."""
+    """Longest time between two attempts to write a locked result table, in milliseconds."""
     feedback_interval_ms: int = 1_000
     """Milliseconds between two confirmations to the source, which may then remove WAL."""
     catalog_poll_ms: int = 1_000

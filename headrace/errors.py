@@ -171,6 +171,12 @@ class UserError(HeadraceError):
     sqlstate = "22023"
 
 
+class RowLocked(UserError):
+    """The transaction of another call has the catalog row of the view."""
+
+    sqlstate = "55P03"
+
+
 class UnsupportedError(UserError):
     """A construct that cannot be maintained exactly; refused at create_view."""
 

@@ -301,7 +301,15 @@ RECORDS = {
         "snapshots",
         "event_log",
     ),
-    *("crash_attribution", "unit_feeds", "unit_index", "unit_links", "unit_position", "views"),
+    *(
+        "crash_attribution",
+        "statuses",
+        "unit_feeds",
+        "unit_index",
+        "unit_links",
+        "unit_position",
+        "views",
+    ),
 }
 
 # Exceptions from a limit of tests/limits.py or from a rule, with their reasons; an entry that is no

@@ -164,7 +164,7 @@ class CatchingUp:
     @property
     def concerned(self) -> frozenset[int]:
         """IDs of the views and subplans whose coalesced batch is processed or written."""
-        turn = self._turn
+        turn = self._turn if self.busy else None
         return frozenset(u.id for u in (*turn.units, *turn.needed)) if turn else frozenset()
 
     @property

@@ -108,6 +108,11 @@ class CrashAttribution:
             self._alone = [unit for unit in self._alone if unit in left]
             self._write()
 
+    def forget(self, unit_id: int) -> None:
+        """Acquit a unit that exists no longer."""
+        if self._suspects.pop(unit_id, None) is not None:
+            self._write()
+
     def error(self) -> Deadly:
         """Return the error that stops the guilty views."""
         return Deadly(

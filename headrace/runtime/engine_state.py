@@ -42,6 +42,7 @@ from headrace.runtime.positions import Position, StateMark
 from headrace.runtime.registry import Registry
 from headrace.runtime.remote_worker import RemoteWorker
 from headrace.runtime.shared import Shared
+from headrace.runtime.statuses import Statuses
 from headrace.runtime.unit_index import UnitIndex
 from headrace.runtime.views import Unit, View
 from headrace.state.rocks import RocksDatabase
@@ -93,6 +94,7 @@ class EngineState:
         """Whether the engine is to end."""
         self.pipeline: Final = Pipeline(settings.max_inflight_batches, settings.memory.changes)
         self.lagging: Final = Lagging()
+        self.statuses: Final = Statuses()
         self.checkpoints: Final = checkpoints
         self.suspects: Final = CrashAttribution(settings.run_dir)
         self.evaluators: Final = Pool(settings.eval_connections_max, settings.turns_dir)

@@ -173,6 +173,7 @@ class Intake:
             clock.monotonic(),
             xids,
             requests,
+            alone=len(self._state.views) == 1,
         )
 
     def pass_time(self, instant: int) -> None:

@@ -90,6 +90,8 @@ class CommitJob:
     """XIDs of its first transactions, ``XIDS_MAX`` at most, if a history is written."""
     requests: tuple[str | None, ...] = ()
     """Request id of each of ``xids``; empty: none has one."""
+    alone: bool = False
+    """Whether the engine has no other view, which would wait while one waits for a lock."""
 
     @property
     def moment(self) -> HistoryPosition:

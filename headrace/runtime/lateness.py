@@ -27,6 +27,7 @@ _log = structlog.get_logger(__name__)
 LATE_S: Final = 2.0
 """A view that is less late is not reported, even if its ``latency_ms`` is smaller."""
 OVER_S: Final = 60.0
+_AGAIN_S: Final = 1.0
 """Seconds without a late view after which the notes are removed."""
 _NAMED_MAX: Final = 3
 """Maximum number of slow views named."""
@@ -101,7 +102,9 @@ class Lateness:
         if self._until is None or self._now() < self._until:
             return
         # An earlier process may have left notes.
-        states.end_late(self._state.owner.conn)
+        if not states.end_late(self._state.owner.conn):
+            self._until = self._now() + _AGAIN_S
+            return
         if self._named:
             _log.info("views are not held up any more")
         self._until, self._named, self._late = None, frozenset(), frozenset()

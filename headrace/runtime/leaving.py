@@ -18,7 +18,6 @@ from headrace.runtime.views import View
 from headrace.runtime.waits import PositionWaits
 from headrace.runtime.watch import Watch
 from headrace.runtime.worker_handles import WorkerHandles
-from headrace.sql import states
 from headrace.sql import views as catalog
 from headrace.sql.status import CursorState, Status
 
@@ -36,6 +35,10 @@ _REASONS: Final = {
 }
 TRIES_MAX: Final = 5
 """Interruptions of a view at one txid after which it stops for good."""
+RETRY_S_MIN: Final = 0.1
+"""Seconds after which a locked table is tried again for the first time; then twice as long."""
+_CALM_S: Final = 10.0
+"""Seconds after a try, from which on a lock is another trouble."""
 
 
 @dataclass(slots=True)
@@ -150,11 +153,11 @@ class Leaving:
         if isinstance(error, errors.RightEnded | errors.OwnerGone):
             self._watch.end(view.id, error)
         else:
-            states.become(state.owner.conn, view.id, status, error)
+            state.statuses.write(state.owner.conn, view.id, status, error)
         state.gauges.failed(view.id)
         view.message = error.what
         view.doom = None
-        view.retry_at = clock.monotonic() + state.settings.sink_retry_ms / 1000
+        self._schedule(view, error)
         if cursor is None:
             view.end()
             view.story.add(status, reason=error.message, code=error.code)
@@ -164,6 +167,20 @@ class Leaving:
             # The message may contain a value of a row.
             view.turn(cursor, _REASONS[cursor], code=error.code)
         self._waits.caught_up()
+
+    def _schedule(self, view: View, error: errors.HeadraceError) -> None:
+        """Set when to try the view again: soon after a lock, unless it was locked a moment ago."""
+        now, longest = clock.monotonic(), self._state.settings.sink_retry_ms / 1000
+        is_lock = (
+            isinstance(error, errors.SinkBlocked) and error.code == errors.SinkBlocked.sqlstate
+        )
+        if not is_lock:
+            view.retry_s = longest
+        elif now - view.retry_at > _CALM_S:
+            view.retry_s = min(RETRY_S_MIN, longest)
+        else:
+            view.retry_s = min(2 * view.retry_s, longest)
+        view.retry_at = now + view.retry_s
 
     def _cursor_after(self, view: View, error: errors.HeadraceError) -> CursorState | None:
         """Return the state in which a view waits until the error is over; None: it never is."""

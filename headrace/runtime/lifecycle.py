@@ -6,21 +6,24 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import psycopg
 import structlog
 
-from headrace.errors import TransientError, UndefinedError, UserError
+from headrace.errors import Deadly, RowLocked, TransientError, UndefinedError, UserError
 from headrace.runtime import views
 from headrace.runtime.change_capture import ChangeCapture
 from headrace.runtime.engine_state import EngineState
-from headrace.runtime.leaving import Leaving
+from headrace.runtime.leaving import Leaving, with_hint
 from headrace.runtime.loading import Loading
 from headrace.runtime.views import View
 from headrace.runtime.waits import PositionWaits
 from headrace.sql import states
 from headrace.sql import views as catalog
 from headrace.sql.status import CursorState, Status
+
+Connection = psycopg.Connection[Any]
 
 _log = structlog.get_logger(__name__)
 
@@ -71,11 +74,18 @@ class Lifecycle:
             self.release(job)
 
     def adopt(self, view_id: int) -> Future[None]:
-        """Take over a populated view; the future is done when it has caught up."""
+        """Take over a populated view; the future is done when it has caught up.
+
+        Raises:
+            Deadly: the view was stopped because workers crashed.
+        """
         state = self._state
         view = state.views.get(view_id)
         if view is None or not view.owned:
             view = views.load_one(state.owner.conn, view_id)
+            if states.sqlstate(state.owner.conn, view_id) == Deadly.sqlstate:
+                # Its staged states have made workers crash: the next one would, too.
+                raise with_hint(state.suspects.error(), view)
             self._loading.take(view)
         self._loading.replaced(view)
         target = max(state.position.txid, view.mark.txid)
@@ -107,8 +117,7 @@ class Lifecycle:
         view = self._known(view_id)
         if view.cursor == CursorState.PAUSED:
             return
-        states.become(self._state.owner.conn, view.id, Status.PAUSED)
-        states.paused_by(self._state.owner.conn, view.id, caller)
+        self._write(view, Status.PAUSED, lambda conn: states.paused_by(conn, view.id, caller))
         self._leaving.leave(view)
         view.turn(CursorState.PAUSED, "it was paused")
         view.message = None
@@ -123,9 +132,26 @@ class Lifecycle:
         view = self._known(view_id)
         if view.cursor != CursorState.PAUSED:
             return
-        states.become(self._state.owner.conn, view.id, Status.RUNNING)
+        self._write(view, Status.RUNNING, lambda _: None)
         view.turn(CursorState.CATCHING_UP, "it was resumed")
         self._catch_up(view, "it was resumed")
+
+    def _write(self, view: View, to: Status, also: Callable[[Connection], None]) -> None:
+        """Give a view another status for a caller.
+
+        Raises:
+            RowLocked: another transaction has its row: the caller waits, and not this thread.
+        """
+        conn = self._state.owner.conn
+        with conn.transaction():
+            if states.locked(conn, [view.id]):
+                raise RowLocked(
+                    f"view {view.target.shown} is being changed by another call",
+                    hint="Call again when that has ended.",
+                )
+            states.become(conn, view.id, to)
+            also(conn)
+        self._state.statuses.written(view.id)
 
     def look_again(self, view_id: int) -> None:
         """Read a view's options from the catalog again: history and ``latency_ms``."""

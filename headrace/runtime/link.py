@@ -87,6 +87,7 @@ class SinkLink:
         self.writer: Final = SinkWriter(self.sink)
         self.pipelined: Final = Pipelined(self.sink)
         self.pid: Final = self.sink.info.backend_pid
+        self.lock_timeout_ms: Final = settings.lock_timeout_ms
         self._name: Final = name
         self._busy = False
         self._looked_at = 0.0

@@ -487,7 +487,7 @@ class Loading:
             if view.id in wrong and view.id in state.views:
                 self._leaving.fail(view, wrong[view.id])
         running = [view.id for view in views if view.id not in wrong and view.live]
-        states.run(state.owner.conn, running)
+        state.statuses.run(state.owner.conn, running)
 
     def _misread(self, views: Sequence[View]) -> dict[int, HeadraceError]:
         """Return errors for views that an earlier version planned over moved columns."""

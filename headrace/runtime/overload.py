@@ -191,7 +191,8 @@ class OverloadDetector:
             return
         conn = self._state.owner.conn
         if not over:
-            states.end_overload(conn)
+            if not states.end_overload(conn):
+                return
             if self._said:
                 _log.info("overload has ended")
             self._said = False

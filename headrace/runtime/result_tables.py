@@ -134,9 +134,11 @@ class ResultTables:
             self._fail(live[view_id], error)
         sound = [view_id for view_id in new if view_id not in wrong]
         self._signs.update((view_id, new[view_id]) for view_id in sound)
-        if sound:
-            self._note(conn, sound)
         self._changed.clear()
+        if sound:
+            left = self._note(conn, sound)
+            self._signs.update(dict.fromkeys(left))
+            self._changed.update(left)
 
     def _take_changes(self) -> list[View]:
         """Give a turn to live views only; return those that are new or changed."""
@@ -153,11 +155,13 @@ class ResultTables:
         self._changed = {view.id for view in found}
         return found
 
-    def _note(self, conn: Connection, views: list[int]) -> None:
+    def _note(self, conn: Connection, views: list[int]) -> list[int]:
+        """Record grants and indexes; return the views whose rows are locked now."""
         try:
-            results.record_table_metadata(conn, views)
+            return results.record_table_metadata(conn, views)
         except psycopg.Error as error:
             if failures.is_lost(error) or conn.closed:
                 raise
             # For example, an index is being dropped.  It is recorded at the next change.
             _log.warning("grants and indexes not noted", reason=str(error))
+            return []

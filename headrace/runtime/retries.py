@@ -9,7 +9,7 @@ from headrace import clock
 from headrace.errors import RESYNC, DefiniteFailure, SinkBlocked
 from headrace.runtime import result_tables
 from headrace.runtime.engine_state import EngineState
-from headrace.runtime.leaving import Leaving
+from headrace.runtime.leaving import RETRY_S_MIN, Leaving
 from headrace.runtime.result_tables import ResultTables
 from headrace.runtime.views import View
 from headrace.sql import states
@@ -42,8 +42,9 @@ class Retries:
         state = self._state
         self._renew_log()
         if state.retained.full != self._full:
-            self._full = state.retained.full
-            states.tell_who_keeps(state.owner.conn, by_source=self._full)
+            full = state.retained.full
+            if states.tell_who_keeps(state.owner.conn, by_source=full):
+                self._full = full
         budget = state.settings.wal_budget_bytes
         for view in state.index.standing:
             if view.mark.txid >= state.position.txid:
@@ -84,24 +85,27 @@ class Retries:
         Stop views whose table is gone or altered, even if there is nothing to write.
         """
         state = self._state
+        state.statuses.retry(state.owner.conn)
         self._tables.poll()
         now = clock.monotonic()
         for view in state.index.standing:
             if not self._stands(view) or now < view.retry_at:
                 continue
-            view.retry_at = now + state.settings.sink_retry_ms / 1000
+            longer_s = max(2 * view.retry_s, RETRY_S_MIN)
+            view.retry_s = min(longer_s, state.settings.sink_retry_ms / 1000)
+            view.retry_at = now + view.retry_s
             if not self._free(view):
                 continue
             view.turn(CursorState.CATCHING_UP, _WRITABLE)
             view.message = None
-            states.become(state.owner.conn, view.id, Status.RUNNING)
+            state.statuses.write(state.owner.conn, view.id, Status.RUNNING)
             state.gauges.went_on(view.id)
             self._go_on(view, _WRITABLE)
 
     def retry_at(self) -> float:
         """Return when to call ``heal`` again, on the monotonic clock."""
         due = [v.retry_at for v in self._state.index.standing if self._stands(v)]
-        return min([self._tables.due, *due])
+        return min([self._tables.due, self._state.statuses.due, *due])
 
     def _free(self, view: View) -> bool:
         """Return whether the result table can be locked for writing; stop the view on errors."""

@@ -184,8 +184,9 @@ class SourceCursors:
         if told == self._told:
             return False
         conn = self._state.owner.conn
-        states.end_waiting(conn)
+        done = states.end_waiting(conn)
         if told:
-            states.tell_waiting(conn, list(told), text)
-        self._told = told
-        return True
+            done &= states.tell_waiting(conn, list(told), text)
+        if done:
+            self._told = told
+        return done

@@ -300,6 +300,7 @@ class View(Unit):
     kept: bool = False
     """Whether it has a history (``sql/history.py``); known once the view is owned."""
     retry_at: float = 0.0
+    retry_s: float = 0.0
     tries: tuple[int, int] = (0, 0)
     """A mark, and how often the view was interrupted there."""
     doom: HeadraceError | None = None

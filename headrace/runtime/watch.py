@@ -234,20 +234,34 @@ class Watch:
             elif ended and now["lacks"] and not isinstance(error, StructureChanged):
                 continue  # more has changed, but it cannot be filled yet
             elif ended:
-                _log.info("rights are back", view=view_id)
                 back = StructureChanged("the owner's rights are back", hint=RESYNC)
-                with self._conn.transaction():
-                    states.reconsider(self._conn, view_id, error or back)
-                    watched.begin_again(self._conn, view_id)
-            elif isinstance(error, StructureChanged) and not view.final:
+                if self._begin_again(view_id, error or back, watched.begin_again):
+                    _log.info("rights are back", view=view_id)
+            elif (
+                isinstance(error, StructureChanged)
+                and not view.final
+                and self._begin_again(view_id, error)
+            ):
                 _log.info("failed view reconsidered", view=view_id)
-                states.reconsider(self._conn, view_id, error)
+
+    def _begin_again(
+        self,
+        view_id: int,
+        error: HeadraceError,
+        also: Callable[[psycopg.Connection[Any], int], None] | None = None,
+    ) -> bool:
+        """Have a stopped view filled anew, unless its row is locked; return whether it will be."""
+        with self._conn.transaction():
+            if states.locked(self._conn, [view_id]):
+                return False
+            states.reconsider(self._conn, view_id, error)
+            if also is not None:
+                also(self._conn, view_id)
+        return True
 
     def end(self, view_id: int, error: HeadraceError) -> None:
         """Stop a view for a right that has ended, until the right is back."""
-        with self._conn.transaction():
-            states.become(self._conn, view_id, Status.ERROR, error)
-            watched.end(self._conn, view_id)
+        self._state.statuses.write(self._conn, view_id, Status.ERROR, error, watched.end)
 
     def altered(self, units: Iterable[Unit]) -> dict[int, HeadraceError]:
         """Run the quick check; return the errors of views that are or read ``units``."""

@@ -61,9 +61,10 @@ from headrace.network.messages import (
     WriteSnapshot,
 )
 from headrace.network.port import Ended, FlightPort, FlightSession
+from headrace.process import faults
 from headrace.runtime import positions
 from headrace.runtime.counted import numbers
-from headrace.runtime.crash_attribution import CrashAttribution
+from headrace.runtime.crash_attribution import LOADING, CrashAttribution
 from headrace.runtime.lagging_session import LaggingSession
 from headrace.runtime.positions import Meta, StateMark
 from headrace.runtime.row_transfer import Inbox, Latest
@@ -76,6 +77,8 @@ _log = structlog.get_logger(__name__)
 _TEND_S: Final = 0.005
 """Seconds between slices of the memory regulator's work when there is no batch."""
 _REST_S: Final = 1.0
+_NOT_TAKEN: Final = -1
+"""Txid of a unit whose states the worker does not have: commits of other units do not acquit it."""
 
 
 class WorkerService:
@@ -310,7 +313,8 @@ class WorkerService:
             unit = self._units[record.id] = _made(record)
             mark = marks.get(record.id)
             if mark is not None:
-                unit.restore(self._db.view(unit.id, mark.txid), mark)
+                with self._suspects.during(unit.id, LOADING):
+                    unit.restore(self._db.view(unit.id, mark.txid), mark)
         guilty = sorted(self._suspects.guilty & listed)
         self._suspects.stopped()
         self._lagging = LaggingSession(word.session, self._batches.run_lagging, inbox.close)
@@ -347,9 +351,17 @@ class WorkerService:
         known = self._units.pop(unit.id, None)
         if known is not None:
             known.release()
+        with self._suspects.during(unit.id, LOADING):
+            self._take_in(unit, mark, word)
+        self._units[unit.id] = unit
+        _log.info("unit deployed", view=unit.id, txid=mark.txid)
+        return mark.txid
+
+    def _take_in(self, unit: Placed, mark: StateMark, word: Deploy) -> None:
         runs = [self._files / run for run in word.runs]
         keep = partial(subplans.keeps, unit.own) if word.partly else None
         self._db.ingest(unit.id, runs, keep)
+        faults.point(faults.STATES_TAKEN)
         for run in runs:
             if run.parent == self._files:
                 run.unlink(missing_ok=True)
@@ -357,9 +369,6 @@ class WorkerService:
         positions.put_view(meta, unit.id, mark)
         self._db.put_meta(meta, sync=True)
         unit.restore(self._db.view(unit.id, mark.txid), mark)
-        self._units[unit.id] = unit
-        _log.info("unit deployed", view=unit.id, txid=mark.txid)
-        return mark.txid
 
     def _export(self, word: Export) -> None:
         """Export a unit's states on the checkpoint thread, while the unit does not change."""
@@ -380,6 +389,7 @@ class WorkerService:
 
     def _drop(self, unit_id: int) -> None:
         self._finish_checkpoint()
+        self._suspects.forget(unit_id)
         unit = self._units.pop(unit_id, None)
         if unit is not None:
             unit.release()
@@ -393,7 +403,8 @@ class WorkerService:
         if self._snapshots.holds(word.unit):
             self._finish_checkpoint()
         unit = self._batches.unit(word.unit)
-        unit.back(word.txid)
+        with self._suspects.during(unit.id, word.txid):
+            unit.back(word.txid)
         return unit.processed
 
     def _commit(self, commits: Commits) -> None:
@@ -402,7 +413,7 @@ class WorkerService:
 
     def _committed(self, unit_id: int) -> int | None:
         unit = self._units.get(unit_id)
-        return None if unit is None else unit.mark.txid
+        return unit.mark.txid if unit is not None else _NOT_TAKEN
 
     # --- checkpoints
 

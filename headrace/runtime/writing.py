@@ -12,6 +12,8 @@ progress stays (``sql/progress.py``, Invariant 2).
 
 from __future__ import annotations
 
+import contextlib
+import math
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -38,6 +40,10 @@ BREAKS_MAX: Final = 4
 """Connection losses while one view is written at one txid, after which the view is to blame."""
 _log = structlog.get_logger(__name__)
 
+_LOCK_WAIT_S: Final = 0.1
+"""Seconds that one job waits for locks on result tables, because all other views wait meanwhile."""
+_LOCK_WAIT_S_MIN: Final = 0.01
+"""Seconds that it waits for each further table."""
 _NO_TXID: Final = sys.maxsize
 _COMMIT: Final = Sent(b"COMMIT")
 _BEFORE_VIEW: Final = "SAVEPOINT view; SET CONSTRAINTS ALL DEFERRED"
@@ -155,10 +161,10 @@ class SinkThread:
                 unknown until the views are taken over again.
             FencedError: another process owns the views by now.
         """
-        answer = Answer(job)
+        answer, patience = Answer(job), _Patience(link, job)
         for parts in _by_group(self._due(job)):
             begun = clock.monotonic()
-            _Group(link, job, parts, answer, self._ways).write()
+            _Group(link, job, parts, answer, self._ways, patience).write()
             answer.seconds[parts[0].group] = clock.monotonic() - begun
         self._written |= answer.progress
         self._out |= dict.fromkeys([*answer.failed, *answer.gone], _NO_TXID)
@@ -200,6 +206,33 @@ class _Now:
     """A view, its number of rows, and the start on the monotonic clock."""
 
 
+class _Patience:
+    """How long one job still waits for locks on result tables."""
+
+    def __init__(self, link: SinkLink, job: CommitJob) -> None:
+        self._conn = link.sink
+        self._limit_ms = link.lock_timeout_ms
+        self._left_s = math.inf if job.alone else _LOCK_WAIT_S
+
+    @contextlib.contextmanager
+    def limited(self) -> Iterator[None]:
+        """Limit the waits of the block, which is within a transaction."""
+        self._set(min(max(self._left_s, _LOCK_WAIT_S_MIN) * 1000, self._limit_ms))
+        begun = clock.monotonic()
+        try:
+            yield
+        except errors.SinkBlocked:
+            self._left_s -= clock.monotonic() - begun
+            raise
+
+    def unlimited(self) -> None:
+        """Wait for other locks as long as the setting says."""
+        self._set(self._limit_ms)
+
+    def _set(self, wait_ms: float) -> None:
+        self._conn.execute(f"SET LOCAL lock_timeout = {max(int(wait_ms), 1)}")
+
+
 class _Group:
     """One commit group's part of one job: one Postgres transaction."""
 
@@ -210,7 +243,9 @@ class _Group:
         parts: Sequence[ViewPart],
         answer: Answer,
         ways: _Ways,
+        patience: _Patience,
     ) -> None:
+        self._patience = patience
         self._breaks = ways.breaks
         self._suspects = ways.suspects
         self._quick = ways.pipelined
@@ -262,6 +297,7 @@ class _Group:
             if not sum(self._write_marked(part) for part in self._left()):
                 conn.execute("ROLLBACK")
                 return []
+            self._patience.unlimited()
             faults.point(faults.ROWS_SENT)
             moving = self._left()
             if stopped := self._altered(moving) | self._refused(moving):
@@ -343,9 +379,10 @@ class _Group:
         try:
             conn.execute(_BEFORE_VIEW)
             try:
-                rows = writer.write(part.target, part.diffs)
-                self._note(part)
-                self._check_deferred(part)
+                with self._patience.limited():
+                    rows = writer.write(part.target, part.diffs)
+                    self._note(part)
+                    self._check_deferred(part)
             except psycopg.Error:
                 raise  # the connection is lost
             except Exception as error:  # noqa: BLE001  the boundary of one view's write

@@ -39,6 +39,9 @@ SELECT FROM pg_catalog.pg_depend d
             AND d.refobjid = i.indrelid)"""
 """Query for dependencies of index ``i`` on users' objects; pg_depend has no built-in ones."""
 _NOTE_KEPT: Final = f"""
+WITH free AS MATERIALIZED (
+    SELECT id FROM headrace.views WHERE id = ANY (%(views)s) FOR NO KEY UPDATE SKIP LOCKED),
+ done AS (
 UPDATE headrace.views v SET kept = x.now
   FROM (
     SELECT w.id, pg_catalog.jsonb_build_object(
@@ -63,7 +66,10 @@ UPDATE headrace.views v SET kept = x.now
          WHERE i.indrelid = c.oid AND i.indisvalid AND NOT i.indisunique AND NOT i.indisexclusion
            AND k.relname <> 'headrace_row_hash_' || c.oid AND NOT EXISTS ({FOREIGN})) k
      WHERE w.id = ANY (%(views)s) AND k.readable IS NOT FALSE) x
- WHERE x.id = v.id AND v.kept IS DISTINCT FROM x.now"""  # noqa: S608  constants
+ WHERE x.id = v.id AND v.kept IS DISTINCT FROM x.now
+   AND v.id = ANY (ARRAY(SELECT free.id FROM free)))
+SELECT v.id FROM headrace.views v
+ WHERE v.id = ANY (%(views)s) AND v.id <> ALL (ARRAY(SELECT free.id FROM free))"""  # noqa: S608  constants
 _REVISIONS: Final = """
 SELECT jsonb_object_agg(v.result_oid::bigint, jsonb_build_object(
   'name', format('%%I.%%I', v.schema_name, v.view_name), 'revision', v.revision))
@@ -132,13 +138,16 @@ def signs(conn: Connection, views: Collection[int]) -> dict[int, str]:
     return dict(conn.execute(_SIGNS, (list(views),)).fetchall())
 
 
-def record_table_metadata(conn: Connection, views: Collection[int]) -> None:
+def record_table_metadata(conn: Connection, views: Collection[int]) -> list[int]:
     """Record grants and indexes of the tables of ``views``, where they differ from the record.
+
+    Return the views whose rows other transactions have locked; it does not wait for them.
 
     ``pg_get_indexdef`` reads names as they are now, the statement those of its snapshot.  A table
     or index that is renamed meanwhile is left as it was recorded: the next look records it.
     """
-    conn.execute(_NOTE_KEPT, {"views": sorted(views), "user": FIRST_USER_OID})
+    values = {"views": sorted(views), "user": FIRST_USER_OID}
+    return [row[0] for row in conn.execute(_NOTE_KEPT, values).fetchall()]
 
 
 def table_metadata(conn: Connection, view_id: int) -> dict[str, Any] | None:

@@ -68,24 +68,41 @@ _KEPT_BY_SOURCE: Final = (
     "no more changes are stored here: changes that it has not read remain in the WAL of your"
     " server (the queue has reached half of queue_bytes_max, or the disk is full)"
 )
-_SAY_KEPT: Final = """
-UPDATE headrace.views SET note = pg_catalog.concat_ws('; ', note, %(text)s::text)
- WHERE status <> 'error' AND pg_catalog.strpos(coalesce(note, ''), %(text)s) = 0"""
-_UNSAY_KEPT: Final = """
-UPDATE headrace.views SET note = nullif(pg_catalog.replace(pg_catalog.replace(
-         note, '; ' || %(text)s, ''), %(text)s, ''), '')
- WHERE pg_catalog.strpos(note, %(text)s) > 0"""
+_LOCKED: Final = """
+WITH free AS MATERIALIZED (
+    SELECT f.id FROM headrace.views f WHERE f.id = ANY (%(ids)s) FOR NO KEY UPDATE SKIP LOCKED)
+SELECT v.id FROM headrace.views v
+ WHERE v.id = ANY (%(ids)s) AND v.id <> ALL (ARRAY(SELECT free.id FROM free))"""
+_SET_NOTES: Final = """
+WITH free AS MATERIALIZED (
+    SELECT id FROM headrace.views WHERE {where} FOR NO KEY UPDATE SKIP LOCKED),
+ done AS (
+    UPDATE headrace.views SET note = {note}
+     WHERE id = ANY (ARRAY(SELECT free.id FROM free)) AND {where})
+SELECT NOT EXISTS (SELECT FROM headrace.views
+                    WHERE {where} AND id <> ALL (ARRAY(SELECT free.id FROM free)))"""
+_SAY_KEPT: Final = _SET_NOTES.format(
+    note="pg_catalog.concat_ws('; ', note, %(text)s::text)",
+    where="status <> 'error' AND pg_catalog.strpos(coalesce(note, ''), %(text)s) = 0",
+)
+_UNSAY_KEPT: Final = _SET_NOTES.format(
+    note="nullif(pg_catalog.replace(pg_catalog.replace("
+    " note, '; ' || %(text)s, ''), %(text)s, ''), '')",
+    where="pg_catalog.strpos(note, %(text)s) > 0",
+)
 _WAITING_END: Final = "; it tries again by itself"
 _WAITING: Final = "it waits to read the source again: "
-_TELL: Final = """
-UPDATE headrace.views SET note = pg_catalog.concat_ws('; ', note, %(text)s::text)
- WHERE id = ANY (%(ids)s) AND status = 'running'"""
+_TELL: Final = _SET_NOTES.format(
+    note="pg_catalog.concat_ws('; ', note, %(text)s::text)",
+    where="id = ANY (%(ids)s) AND status = 'running'",
+)
 _OVERLOAD: Final = "overloaded: "
 _FRESHNESS: Final = "; batches grow, the views fall behind, and nothing is lost"
-_END_NOTE: Final = r"""
-UPDATE headrace.views SET note = nullif(pg_catalog.regexp_replace(note, %(pattern)s, ''), '')
- WHERE note ~ %(pattern)s"""
-_END_NOTES_OF: Final = f"{_END_NOTE} AND id = ANY (%(ids)s)"
+_WITHOUT: Final = "nullif(pg_catalog.regexp_replace(note, %(pattern)s, '', 'g'), '')"
+_END_NOTE: Final = _SET_NOTES.format(note=_WITHOUT, where="note ~ %(pattern)s")
+_END_NOTES_OF: Final = _SET_NOTES.format(
+    note=_WITHOUT, where="note ~ %(pattern)s AND id = ANY (%(ids)s)"
+)
 _ANEW: Final = "it is computed anew: "
 _ANEW_END: Final = " to catch up"
 _SLOW: Final = "it makes other views late: "
@@ -98,17 +115,17 @@ WITH slow AS MATERIALIZED (
     SELECT s.key::bigint AS id, s.value AS what FROM pg_catalog.jsonb_each_text(%(slow)s) s),
  named AS (
     SELECT pg_catalog.string_agg(pg_catalog.format('%%I.%%I', v.schema_name, v.view_name), ', ' ORDER BY v.id) AS names
-      FROM headrace.views v JOIN slow s ON s.id = v.id)
+      FROM headrace.views v JOIN slow s ON s.id = v.id),
+ free AS MATERIALIZED (
+    SELECT f.id FROM headrace.views f WHERE f.id = ANY (%(late)s) OR f.id IN (SELECT id FROM slow)
+       FOR NO KEY UPDATE SKIP LOCKED)
 UPDATE headrace.views v SET note = pg_catalog.concat_ws('; ',
          nullif(pg_catalog.regexp_replace(coalesce(v.note, ''), %(pattern)s, '', 'g'), ''),
          CASE WHEN s.id IS NULL THEN %(waited)s || n.names || %(waited_end)s
               ELSE %(is_slow)s || s.what || %(apart)s END)
   FROM named n CROSS JOIN headrace.views w LEFT JOIN slow s ON s.id = w.id
  WHERE v.id = w.id AND v.status <> 'error' AND n.names IS NOT NULL
-   AND (s.id IS NOT NULL OR w.id = ANY (%(late)s))"""
-_END_LATE: Final = """
-UPDATE headrace.views SET note = nullif(pg_catalog.regexp_replace(note, %(pattern)s, '', 'g'), '')
- WHERE note ~ %(pattern)s"""
+   AND v.id = ANY (ARRAY(SELECT free.id FROM free))"""
 _LATE: Final = rf"(; )?({_SLOW}.*?{_APART}|{_WAITED}.*?{_WAITED_END})"
 # The view of a wait, and the source's position, in one query.
 _LOOK_UP: Final = """
@@ -230,10 +247,16 @@ def become(
         return conn.execute(_BECOME, plain | values).rowcount == 1
 
 
+def locked(conn: Connection, views: Collection[int]) -> set[int]:
+    """Lock the rows of ``views``, without a wait; return those that are locked elsewhere.
+
+    REQUIRES: an open transaction, which holds the locks until its end.
+    """
+    return {row[0] for row in conn.execute(_LOCKED, {"ids": sorted(views)}).fetchall()}
+
+
 def run(conn: Connection, views: Collection[int]) -> None:
     """Set views to ``running`` where a transition allows it, in one statement."""
-    if not views:
-        return
     told = dict.fromkeys(("code", "message", "culprit", "detail", "hint"))
     to = Status.RUNNING
     values = {"to": to, "ids": sorted(views), "before": ways_to(to)}
@@ -310,42 +333,48 @@ async def record_attempt(conn: AsyncConnection, view: StoppedView, tried: str) -
     await conn.execute(_RECORD_ATTEMPT, (tried, view.id, view.tried, view.message))
 
 
-def tell_who_keeps(conn: Connection, *, by_source: bool) -> None:
-    """Add to each view's note that its changes cannot be kept here, or remove that."""
-    conn.execute(_SAY_KEPT if by_source else _UNSAY_KEPT, {"text": _KEPT_BY_SOURCE})
+def tell_who_keeps(conn: Connection, *, by_source: bool) -> bool:
+    """Add to each view's note that its changes cannot be kept here, or remove that.
+
+    Like the functions below, it does not wait for rows that are locked, and returns whether there
+    were none.
+    """
+    return _noted(conn, _SAY_KEPT if by_source else _UNSAY_KEPT, text=_KEPT_BY_SOURCE)
 
 
-def tell_overload(conn: Connection, why: str) -> None:
+def tell_overload(conn: Connection, why: str) -> bool:
     """Note with each view that it falls behind because of overload."""
-    end_overload(conn)
-    conn.execute(_SAY_KEPT, {"text": f"{_OVERLOAD}{why}{_FRESHNESS}"})
+    return end_overload(conn) & _noted(conn, _SAY_KEPT, text=f"{_OVERLOAD}{why}{_FRESHNESS}")
 
 
-def end_overload(conn: Connection) -> None:
+def end_overload(conn: Connection) -> bool:
     """Remove the notes of ``tell_overload``."""
-    conn.execute(_END_NOTE, {"pattern": f"(; )?{_OVERLOAD}.*{_FRESHNESS}"})
+    return _noted(conn, _END_NOTE, pattern=f"(; )?{_OVERLOAD}.*{_FRESHNESS}")
 
 
-def tell_waiting(conn: Connection, views: Sequence[int], why: str) -> None:
+def tell_waiting(conn: Connection, views: Sequence[int], why: str) -> bool:
     """Note with ``views`` why they cannot read the source again now."""
-    conn.execute(_TELL, {"ids": list(views), "text": f"{_WAITING}{why}{_WAITING_END}"})
+    return _noted(conn, _TELL, ids=list(views), text=f"{_WAITING}{why}{_WAITING_END}")
 
 
-def end_waiting(conn: Connection) -> None:
+def end_waiting(conn: Connection) -> bool:
     """Remove the notes of ``tell_waiting``."""
-    conn.execute(_END_NOTE, {"pattern": f"(; )?{_WAITING}.*{_WAITING_END}"})
+    return _noted(conn, _END_NOTE, pattern=f"(; )?{_WAITING}.*{_WAITING_END}")
 
 
 def tell_late(conn: Connection, slow: Mapping[int, str], late: Sequence[int]) -> None:
-    """Note with ``slow`` views what took long, and with those in ``late`` that they waited."""
+    """Note with ``slow`` views what took long, and with those in ``late`` that they waited.
+
+    Rows that are locked are left out: the note is only true for a moment.
+    """
     values = {"slow": Jsonb({str(view): what for view, what in slow.items()}), "late": list(late)}
     words = {"waited": _WAITED, "waited_end": _WAITED_END, "is_slow": _SLOW, "apart": _APART}
     conn.execute(_TELL_LATE, values | words | {"pattern": _LATE})
 
 
-def end_late(conn: Connection) -> None:
+def end_late(conn: Connection) -> bool:
     """Remove the notes of ``tell_late``."""
-    conn.execute(_END_LATE, {"pattern": _LATE})
+    return _noted(conn, _END_NOTE, pattern=_LATE)
 
 
 async def tell_anew(conn: AsyncConnection, view_id: int, left_s: float) -> None:
@@ -372,6 +401,11 @@ async def look_up(conn: AsyncConnection, asked: Mapping[str, Any]) -> WaitedView
         found = await (await cursor.execute(_LOOK_UP, asked, prepare=True)).fetchone()
     assert found is not None, "an outer join has a row"
     return found
+
+
+def _noted(conn: Connection, query: str, **values: object) -> bool:
+    row = conn.execute(query, values).fetchone()
+    return row is not None and bool(row[0])
 
 
 def _plain(text: str) -> str:

@@ -339,7 +339,8 @@ class Builder:
                     return await self._run(work, progress, large=large)
 
             def filling(job: Job) -> Any:
-                with self._poison.filling(request.name, unasked=request.unasked):
+                unasked = request.unasked
+                with self._poison.filling(request.name, unasked=unasked, wait=job.wait):
                     return work(job)
 
             async with self._turn(request.caller, progress):

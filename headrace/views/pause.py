@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from headrace.errors import UserError
+from typing import Any, Final
+
+from headrace import clock
+from headrace.errors import RowLocked, UserError
 from headrace.population import names
 from headrace.population.context import JobContext
 from headrace.population.job import Job
@@ -10,6 +13,8 @@ from headrace.sql.status import Status
 from headrace.sql.verbs import ViewRequest
 from headrace.sql.views import ViewRow
 from headrace.views.repair import UnderRepairError
+
+_RETRY_S: Final = 0.05
 
 
 def pause_view(context: JobContext, job: Job, request: ViewRequest) -> None:
@@ -20,7 +25,7 @@ def pause_view(context: JobContext, job: Job, request: ViewRequest) -> None:
     """
     view = _find(context, job, request)
     if view.status != Status.PAUSED:
-        context.worker.call("pause", {"view_id": view.id, "caller": request.caller}, job)
+        _call(context, job, "pause", {"view_id": view.id, "caller": request.caller})
 
 
 def resume_view(context: JobContext, job: Job, request: ViewRequest) -> None:
@@ -31,7 +36,21 @@ def resume_view(context: JobContext, job: Job, request: ViewRequest) -> None:
     """
     view = _find(context, job, request)
     if view.status != Status.RUNNING:
-        context.worker.call("resume", {"view_id": view.id}, job)
+        _call(context, job, "resume", {"view_id": view.id})
+
+
+def _call(context: JobContext, job: Job, verb: str, params: dict[str, Any]) -> None:
+    """Call the worker; wait up to ``lock_timeout_ms`` while another call changes the view."""
+    until = clock.monotonic() + context.settings.lock_timeout_ms / 1000
+    while True:
+        try:
+            context.worker.call(verb, params, job)
+        except RowLocked:
+            if clock.monotonic() >= until:
+                raise
+            job.wait(_RETRY_S)
+        else:
+            return
 
 
 def _find(context: JobContext, job: Job, request: ViewRequest) -> ViewRow:

@@ -17,7 +17,14 @@ from headrace.collections.dataflow import Dataflow
 from headrace.forwarder import policy
 from headrace.process import bounds
 from headrace.process.bounds import Bound
-from headrace.runtime import catching_up, coalesced_batch, cursor, insight, worker_handles
+from headrace.runtime import (
+    catching_up,
+    coalesced_batch,
+    cursor,
+    engine,
+    insight,
+    worker_handles,
+)
 from headrace.runtime.batches import Outcome
 from headrace.runtime.log_cursor import LogCursor
 from headrace.runtime.shared import Shared
@@ -791,3 +798,20 @@ def test_who_fails_there_stops_alone_at_the_txid_before(source, database, start,
     assert found <= {91}
     change(source, random.Random(9), 5)
     check(running, source, quick=QUICK, slow=SLOW)
+
+
+def test_nothing_waits_for_a_view_that_fails_there(source, database, start, monkeypatch):
+    """A view that stops waits for batches in flight, but not for its own: that is processed."""
+    monkeypatch.setattr(engine, "_DRAIN_S", 4 * PATIENCE_S)  # only an answer ends a wait
+    running = start()
+    bad = "SELECT item, 100 / sum(n) AS dear FROM orders WHERE item > 90 GROUP BY item"
+    failing = create(running, database, "bad", bad)
+    create(running, database, "quick", QUICK)
+    running.on(lambda: running.engine.lifecycle.pause(failing))
+    source.execute("INSERT INTO orders VALUES (990, 92, 0)")
+    check(running, source, quick=QUICK)
+    running.on(lambda: running.engine.lifecycle.resume(failing))
+    view = running.book.views[failing]
+    wait_until(lambda: view.status == "error", lambda: f"it is {view.status}")
+    change(source, random.Random(9), 5)
+    check(running, source, quick=QUICK)

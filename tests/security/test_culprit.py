@@ -11,6 +11,7 @@ import pytest
 
 from headrace.embedded.engine import EmbeddedEngine
 from headrace.process import faults
+from headrace.runtime.crash_attribution import ALONE_MAX, CAREFUL_AFTER
 from tests.compared import differs, status_of
 from tests.faults.helpers import WORKER, arm
 from tests.waiting import wait_until
@@ -98,6 +99,47 @@ def test_the_worker_stops_a_lagging_view_that_kills_it(engine, traps):
         wait_until(lambda: not differs(conn, "a", GOOD), "a follows")
         assert status_of(conn, "a")[0] == "running"
         (traps / faults.ROWS_TAKEN).unlink()
+        conn.execute("CALL headrace.resync_view('bad')")
+        wait_until(lambda: not differs(conn, "bad", BAD), "it is right again")
+
+
+@pytest.mark.parametrize("where", ["main", "w1"])
+def test_a_worker_that_dies_of_taking_a_view_in_is_not_asked_again(engine, traps, where):
+    """The view stops, and the call fails, though the builder would hand it over again."""
+    point, failed = faults.STATES_TAKEN, list[psycopg.Error]()
+    sprung = traps / f"{point}{faults.SPRUNG}"
+    options = f'{{"sharing": false, "placement": "{where}"}}'
+    deaths = 0
+
+    def create() -> None:
+        with psycopg.connect(engine.dsn, autocommit=True) as own:
+            try:
+                own.execute("CALL headrace.create_view('bad', %s, %s)", (BAD, options))
+            except psycopg.Error as error:
+                failed.append(error)
+
+    def ended() -> bool:
+        nonlocal deaths
+        if sprung.exists():
+            deaths += 1
+            arm(traps, point, "kill:1")
+        return not caller.is_alive()
+
+    with psycopg.connect(engine.dsn, autocommit=True) as conn:
+        if where != "main":
+            conn.execute(f"CALL headrace.add_worker('{where}')")
+        conn.execute("CALL headrace.create_view('a', %s, %s)", (GOOD, options))
+        arm(traps, point, "kill:1")
+        caller = Thread(target=create)
+        caller.start()
+        wait_until(ended, "the call has failed", every_s=0.01)
+        assert deaths == CAREFUL_AFTER + ALONE_MAX
+        assert "the worker died while processing this view" in str(failed[0])
+        assert status_of(conn, "bad")[:2] == ("error", "58000")
+        conn.execute("INSERT INTO t VALUES (7, 'seven')")
+        wait_until(lambda: not differs(conn, "a", GOOD), "the other view follows")
+        assert not sprung.exists()
+        (traps / point).unlink()
         conn.execute("CALL headrace.resync_view('bad')")
         wait_until(lambda: not differs(conn, "bad", BAD), "it is right again")
 

@@ -38,10 +38,8 @@ _NAMES: Final = re.compile(r'ONLY ("public"\.)?"?(\w+)"?')
 _LOOK_S: Final = 0.01
 _NOTICED_S: Final = 2.0
 """Longest time until the server notices that a client is gone."""
-_QUIET: Final = (
-    *(states._SAY_KEPT, states._UNSAY_KEPT, states._END_NOTE),
-    *(states._TELL_LATE, states._END_LATE, states._TELL, history._BEGUN),
-)
+_NOTES: Final = (states._SAY_KEPT, states._UNSAY_KEPT, states._END_NOTE, states._TELL)
+_QUIET: Final = (states._TELL_LATE, states._LOCKED, history._BEGUN)
 
 
 @dataclass
@@ -332,6 +330,8 @@ class Server:
         for part, work in _STATEMENTS.items():
             if part in text:
                 return work(self, session, values, timeout_s)
+        if text in _NOTES:
+            return [(True,)]
         if text in _QUIET or text.startswith(("SET ", "SELECT 1 /")) or "paused_by" in text:
             return []
         locked = _LOCKED.match(text)
