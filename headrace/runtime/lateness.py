@@ -27,8 +27,9 @@ _log = structlog.get_logger(__name__)
 LATE_S: Final = 2.0
 """A view that is less late is not reported, even if its ``latency_ms`` is smaller."""
 OVER_S: Final = 60.0
-_AGAIN_S: Final = 1.0
 """Seconds without a late view after which the notes are removed."""
+_AGAIN_S: Final = 1.0
+"""Seconds after which notes are tried again whose rows were locked."""
 _NAMED_MAX: Final = 3
 """Maximum number of slow views named."""
 _LISTED_MAX: Final = 20

@@ -71,7 +71,7 @@ class Loading:
         conn = state.owner.conn
         self._durability.still()  # a checkpoint that is being written moves the marks
         marks = positions.views(state.db)
-        listed = {view.id: view for view in views.load(conn)}
+        listed = {v.id: v for v in views.load(conn) if not state.statuses.stops(v.id)}
         for view_id in [i for i in state.views if i not in listed]:
             if state.views[view_id].owned or not catalog.exists(conn, view_id):
                 self._leaving.forget(view_id)
@@ -205,6 +205,8 @@ class Loading:
                 self._leaving.fail(fed, _refilled())
         if self._is_doubted(view):
             self._leaving.doubt(view)
+        # Before this view's mark, which says that they were stopped.
+        self._state.statuses.settle(self._state.owner.conn)
 
     def _is_doubted(self, view: View) -> bool:
         """Return whether a new view replaces rows that may have been wrong."""
@@ -222,6 +224,8 @@ class Loading:
             views[view.id] = view
             self._leaving.fail(view, _refilled())
             del listed[view.id]
+        if new:  # before their marks, which say that this was done
+            self._state.statuses.settle(self._state.owner.conn)
 
     def _fed_before(self, new: Sequence[View], among: Sequence[View]) -> list[View]:
         """Return the running views fed from one that was refilled: their rows are from before.
