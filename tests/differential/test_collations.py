@@ -88,3 +88,40 @@ def test_texts_that_are_equal_but_differ(seed, source, commander):
         create_view(commander, name, query)
     create_marker(source, commander)
     follow(source, views, ([statement(rng)] for _ in range(8)), f"seed {seed}")
+
+
+FUNCTIONS = """
+CREATE TABLE calls (id int PRIMARY KEY, k int);
+CREATE TABLE named (id int PRIMARY KEY, s text COLLATE {collation});
+INSERT INTO calls SELECT i, i % 5 FROM generate_series(1, 9) i;
+INSERT INTO named VALUES (0, 'ä'), (1, 'a'), (2, 'A'), (3, 'b'), (4, 'B');
+CREATE FUNCTION name_of(x int) RETURNS text LANGUAGE sql STABLE
+    AS 'SELECT s FROM named WHERE id = x';
+CREATE FUNCTION strict_name(x int) RETURNS text LANGUAGE sql STABLE STRICT
+    AS 'SELECT max(s COLLATE "C") COLLATE {collation} FROM named WHERE id <= x';
+"""
+OF_FUNCTIONS = (
+    "SELECT count(*), min(id) FROM calls GROUP BY {f}",
+    "SELECT count(DISTINCT {f}) FROM calls",
+    "SELECT id FROM calls ORDER BY {f}, id LIMIT 3",
+    "SELECT id, upper({f}) FROM calls WHERE {f} <> 'a'",
+    "SELECT id, rank() OVER (ORDER BY {f}) AS r FROM calls",
+    "SELECT count(*) FROM (SELECT DISTINCT {f} FROM calls) q",
+)
+
+
+@pytest.mark.parametrize("collation", ['"default"', '"C"', "blurred"])
+def test_results_of_functions_have_the_declared_collation(collation, source, commander):
+    if collation == "blurred":
+        try:
+            source.execute(DDL)
+        except psycopg.errors.FeatureNotSupported:
+            pytest.skip("this server was built without ICU")
+    source.execute(FUNCTIONS.format(collation=collation))
+    create_marker(source, commander)
+    queries = [q.format(f=f) for q in OF_FUNCTIONS for f in ("name_of(k)", "strict_name(k)")]
+    views = numbered(queries)
+    for name, query in views.items():
+        create_view(commander, name, query)
+    changes = ("UPDATE calls SET k = 4 - k", "UPDATE named SET s = upper(s) WHERE id > 0")
+    follow(source, views, ([c] for c in changes), collation)

@@ -55,6 +55,35 @@ def test_rows(source, commander):
     follow(source, views, ([s] for s in TRANSACTIONS), "rows")
 
 
+OUTPUTS = """
+CREATE FUNCTION around(x int, OUT "Lo" int, OUT hi numeric) LANGUAGE sql IMMUTABLE
+    AS 'SELECT x - 1, x + 1.0';
+CREATE FUNCTION halves(x int, y int DEFAULT 2, OUT int, OUT rest int) STRICT IMMUTABLE
+    LANGUAGE plpgsql AS 'BEGIN $3 := x / y; rest := x % y; END';
+CREATE FUNCTION raised(INOUT k int, INOUT s text) IMMUTABLE
+    LANGUAGE sql AS 'SELECT k + 1, s || k';
+"""
+OUTPUT_VIEWS = (
+    'SELECT id, (around(k)).hi, (around(k))."Lo" FROM a',
+    "SELECT id, (around(id)).*, (halves(k)).*, (halves(id, k + 0)).column1 AS h FROM a WHERE k <> 0",
+    "SELECT (raised(k, s)).s, count(*), sum((around(k)).hi) FROM a GROUP BY 1",
+    "SELECT a.id FROM a JOIN b ON (around(a.k)).hi > b.k AND (halves(b.id)).rest = 1",
+    "SELECT id, (SELECT max((around(a.k)).hi + b.id) FROM b WHERE b.k = (raised(a.k, '')).k) FROM a",
+    "SELECT id, lag((raised(k, s)).s) OVER (ORDER BY id) FROM a WHERE (around(k)) IS NOT NULL",
+    "SELECT id, (halves(7)).* FROM a",
+)
+
+
+def test_fields_of_functions_with_out_parameters(source, commander):
+    source.execute(DDL)
+    source.execute(OUTPUTS)
+    views = numbered(OUTPUT_VIEWS)
+    for name, query in views.items():
+        create_view(commander, name, query)
+    create_marker(source, commander)
+    follow(source, views, ([s] for s in TRANSACTIONS), "fields")
+
+
 FIELDS = (("a.k", "b.k"), ("a.id", "b.id"), ("a.s", "b.j ->> 'v'"), ("a.n", "b.k::numeric"))
 OPERATORS = ("=", "<>", "<", "<=", ">", ">=", "IS DISTINCT FROM", "IS NOT DISTINCT FROM")
 

@@ -20,6 +20,10 @@ SELECT max(p.provolatile::text)
   FROM pg_aggregate a, pg_proc p WHERE a.aggfnoid = %s AND p.oid IN (
        aggtransfn, aggfinalfn, aggcombinefn, aggserialfn, aggdeserialfn, aggmtransfn,
        aggminvtransfn, aggmfinalfn)"""
+_OUTPUT_NAMES: Final = """
+SELECT coalesce(proargnames[n], '')
+  FROM pg_proc, generate_subscripts(proargmodes, 1) n
+ WHERE oid = %s AND proargmodes[n] IN ('o', 'b', 't') ORDER BY n"""
 _SUPPORT: Final = """
 SELECT aggtransfn::oid, aggfinalfn::oid FROM pg_aggregate WHERE aggfnoid = %s"""
 
@@ -112,6 +116,11 @@ class FunctionFacts:
             function = self[node.number("funcid")]
             return function.builtin and function.volatility == "i"
         return node.kind in ("CONST", "RELABELTYPE")
+
+    def output_names(self, oid: int) -> list[str]:
+        """Return the names of a function's OUT and INOUT parameters, as its record has them."""
+        names = [name for (name,) in self._conn.execute(_OUTPUT_NAMES, (oid,)).fetchall()]
+        return [name or f"column{n}" for n, name in enumerate(names, 1)]
 
     def aggregate_volatility(self, oid: int) -> str:
         """Return the worst volatility of an aggregate's functions; its own says nothing."""

@@ -63,6 +63,7 @@ def put_value(call: Node, query: Node, *, strict: bool) -> None:
             **{"subselect": inner, "location": "-1"},
         },
     )
+    link = _collated(call, link)
     made = _unless_null(call, arguments, link) if strict and arguments else link
     call.kind, call.fields = made.kind, made.fields
 
@@ -75,6 +76,7 @@ def put_expression(call: Node, value: Node, *, strict: bool) -> None:
     arguments = call.nodes("args")
     made = _bound(value, arguments, 0)
     assert isinstance(made, Node), "an expression is a node"
+    made = _collated(call, made)
     if strict and arguments:
         made = _unless_null(call, arguments, made)
     call.kind, call.fields = made.kind, made.fields
@@ -100,8 +102,16 @@ def is_call(entry: Node) -> bool:
     )
 
 
+def _collated(call: Node, value: Node) -> Node:
+    """Return ``value`` with the collation of the call's result, as Postgres inlines functions."""
+    declared = call.number("funccollid")
+    if declared in (0, trees.collation(value)):
+        return value
+    return Node("COLLATEEXPR", {"arg": value, "collOid": str(declared), "location": "-1"})
+
+
 def _unless_null(call: Node, arguments: Sequence[Node], value: Node) -> Node:
-    tests: list[object] = [
+    tests = [
         Node("NULLTEST", {"arg": a, "nulltesttype": "0", "argisrow": "false", "location": "-1"})
         for a in arguments
     ]
@@ -111,7 +121,10 @@ def _unless_null(call: Node, arguments: Sequence[Node], value: Node) -> Node:
         **{"constlen": "-1", "constbyval": "false", "constisnull": "true"},
         **{"location": "-1", "constvalue": None},
     }
-    test = Node("BOOLEXPR", {"boolop": "or", "args": tests, "location": "-1"})
+    # Postgres has no OR of one test: the proof of an expression would not find it again.
+    [test, *more] = tests
+    if more:
+        test = Node("BOOLEXPR", {"boolop": "or", "args": tests, "location": "-1"})
     when = {"expr": test, "result": Node("CONST", null), "location": "-1"}
     return Node(
         "CASEEXPR",

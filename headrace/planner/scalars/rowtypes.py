@@ -32,6 +32,7 @@ from headrace.postgres.tokens import identifier
 from headrace.types import RECORD
 
 ROW_SYMBOL: Final = "row"
+_RECORD_HINT: Final = "Select the field where the function is called: (f(x)).field."
 _ROW_OPERATORS: Final = {1: "<", 2: "<=", 3: "=", 4: ">=", 5: ">", 6: "<>"}
 """By RowCompareType."""
 _ALIAS: Final = "headrace_row"
@@ -140,12 +141,24 @@ def _field_select(lowering: Lowering, node: Node, scope: Scope) -> Expr:
     if arg.oid == RECORD:
         if isinstance(arg, Call) and is_row(arg):
             return arg.args[number - 1]
-        lowering.refuse("selection of a field of a record", node)
-    found = [a for a in lowering.catalog.types.attributes(arg.oid) if a.number == number]
-    name = identifier(found[0].name)
+        name = identifier(_output_name(lowering, node, number))
+    else:
+        found = [a for a in lowering.catalog.types.attributes(arg.oid) if a.number == number]
+        name = identifier(found[0].name)
     result = lowering.result(node, "resulttype", "resultcollid")
     spelling = enclosed(f"({ARG}).{name}")
     return build.call(lowering, f"field {name}", (arg,), result, spelling, None)
+
+
+def _output_name(lowering: Lowering, node: Node, number: int) -> str:
+    """Return the name of a field of the record that a function with OUT parameters returns."""
+    call = node.child("arg")
+    names: list[str] = []
+    if call.kind == "FUNCEXPR":
+        names = lowering.catalog.functions.output_names(call.number("funcid"))
+    if not names:
+        lowering.refuse("selection of a field of a record", node, hint=_RECORD_HINT)
+    return names[number - 1]
 
 
 def _convert_row_type(lowering: Lowering, node: Node, scope: Scope) -> Expr:
