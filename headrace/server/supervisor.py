@@ -26,6 +26,8 @@ from headrace.sql import nodes
 
 BACKOFF_S_MIN: Final = 0.2
 BACKOFF_S_MAX: Final = 5.0
+BACKOFF_UP_S_MAX: Final = 1.0
+"""Longest pause after a process that was up: a view may have ended it, and all others wait."""
 HEALTHY_S: Final = 10.0
 STOP_S: Final = 10.0
 _CONNECT_S: Final = 60.0
@@ -130,6 +132,7 @@ class Child:
                 self.problem = str(error)
                 _log.warning("child not usable", child=self.name, reason=str(error))
             finally:
+                longest = BACKOFF_S_MAX if self._peer is None else BACKOFF_UP_S_MAX
                 await self._down()
             process = self._process
             asked = process is not None and process.returncode == 0
@@ -138,8 +141,9 @@ class Child:
             if self._stopping:
                 return
             self.restarts += 1
+            delay = min(delay, longest)
             await asyncio.sleep(delay)
-            delay = min(delay * 2, BACKOFF_S_MAX)
+            delay *= 2
 
     async def _run_once(self) -> None:
         """Start a process, connect, and return when it has ended."""
