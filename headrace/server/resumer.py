@@ -74,6 +74,9 @@ _BEGUN: Final = "it is being rebuilt automatically"
 _UNTRIED: Final = errors.TransientError | errors.UndefinedError | errors.Deadly
 """No try was made, or it was interrupted, or the view with that id is gone."""
 
+_ALTERED: Final = "40001"
+"""SQLSTATE of a refill during which a table or a view below was altered (``TableChanged``)."""
+
 _log = structlog.get_logger(__name__)
 
 
@@ -213,6 +216,8 @@ class Resumer:
             tries.filled(now)
             return
         tries.failed(now, passing=_passing(error))
+        if error.code == _ALTERED:
+            return  # the next try plans it again, and views above wait for that
         why = "; ".join(filter(None, (error.message, error.detail)))
         await states.record_attempt(conn, row, f"{_FAILED}{why.rstrip('.')}.")
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+from types import SimpleNamespace
+
 import pytest
 
 from headrace.errors import (
@@ -11,10 +14,13 @@ from headrace.errors import (
     PeerGone,
     PrivilegeError,
     RowError,
+    TransientError,
     UndefinedError,
     UserError,
 )
-from headrace.server.resumer import RULES, _passing
+from headrace.server.resumer import RULES, Resumer, _Job, _passing, _view
+from headrace.server.tries import Tries
+from headrace.sql import states
 from headrace.sql.states import StoppedView
 from headrace.sql.view_spec import ViewSpec
 
@@ -60,3 +66,40 @@ def test_each_rule_names_an_option_and_its_values():
 )
 def test_what_says_nothing_about_the_view_is_no_try(error, passing):
     assert _passing(error) == passing
+
+
+@pytest.mark.parametrize(
+    ("error", "recorded"),
+    [
+        (
+            TransientError(
+                "view low was altered while the view was being filled", sqlstate="40001"
+            ),
+            0,
+        ),
+        (UserError("too many connections", sqlstate="53300"), 1),
+        (RowError("division by zero", sqlstate="22012"), 1),
+    ],
+    ids=str,
+)
+def test_views_above_wait_for_one_whose_refill_met_an_alteration(error, recorded, monkeypatch):
+    """A recorded attempt tells them, and calls, that the view stays stopped."""
+    told = []
+
+    async def record(_: object, row: StoppedView, tried: str) -> None:
+        told.append(tried)
+
+    async def failed() -> HeadraceError:
+        return error
+
+    async def end() -> None:
+        row = StoppedView(1, "v", "", "", "altered", None, None, None, "55H01", None, None, "")
+        resumer = Resumer(SimpleNamespace(populations_max=1), None)
+        resumer._tries[_view(row)] = Tries()
+        task = asyncio.create_task(failed())
+        await task
+        await resumer._ended(None, _Job(row, task))
+
+    monkeypatch.setattr(states, "record_attempt", record)
+    asyncio.run(end())
+    assert len(told) == recorded
