@@ -71,7 +71,7 @@ def test_a_bundle_begins_in_the_past_if_that_was_recorded(engine, commander, tmp
     bundle = tmp_path / "bundle.zip"
     with recording(engine, "4s"):
         with writing(engine.source, WRITE):
-            time_passes(3)  # the first base is as old as what is asked for
+            time_passes(3)  # the first base is then older than the requested time
         said = captured(engine, bundle, "--rows", "--last", "3s", "--next", "0")
     assert "not retained" not in said
     told = replayed(bundle)
