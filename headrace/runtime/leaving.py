@@ -121,12 +121,17 @@ class Leaving:
             return errors.BelowStopped(why, hint=errors.RESYNC)
         return error
 
-    def doubt(self, view: View) -> None:
-        """Stop the views that were filled from a view, because its rows may have been wrong."""
-        for reader in self._state.index.links.filled_from(view.target.oid):
-            if reader.owned and reader.id != view.id:
-                why = f"view {view.target.shown}, from which it was filled, was rebuilt or damaged"
-                self.fail(reader, errors.RowsInDoubt(why, hint=errors.RESYNC))
+    def doubt(self, view: View) -> list[int]:
+        """Stop the views that were filled from a view, because its rows may have been wrong.
+
+        Return their IDs.
+        """
+        filled = self._state.index.links.filled_from(view.target.oid)
+        readers = [reader for reader in filled if reader.owned and reader.id != view.id]
+        for reader in readers:
+            why = f"view {view.target.shown}, from which it was filled, was rebuilt or damaged"
+            self.fail(reader, errors.RowsInDoubt(why, hint=errors.RESYNC))
+        return [reader.id for reader in readers]
 
     def fail(self, view: View, error: errors.HeadraceError) -> None:
         """Stop a view, for good or until it can go on (for example when its table is unlocked)."""
@@ -137,9 +142,10 @@ class Leaving:
         ):
             self.forget(view.id)
             return
+        doubted: list[int] = []
         if isinstance(error, _WRONG_ROWS) and not isinstance(error, errors.ResultTableChanged):
             # Before the status of ``view`` itself: after a crash in between, it fails again.
-            self.doubt(view)
+            doubted = self.doubt(view)
         error = self._watch.cause(view, error)
         if view.plan.sink.withholds_rows:
             error = error.without_values()
@@ -151,9 +157,9 @@ class Leaving:
             error = with_hint(error, view)
         status = Status.ERROR if cursor is None else cursor.status
         if isinstance(error, errors.RightEnded | errors.OwnerGone):
-            self._watch.end(view.id, error)
+            self._watch.end(view.id, error, doubted)
         else:
-            state.statuses.write(state.owner.conn, view.id, status, error)
+            state.statuses.write(state.owner.conn, view.id, status, error, after=doubted)
         state.gauges.failed(view.id)
         view.message = error.what
         view.doom = None

@@ -199,14 +199,13 @@ class Loading:
 
     def _stop_readers(self, view: View) -> None:
         """Stop the views whose rows are in doubt because a view is new here."""
-        links = self._state.index.links
-        for fed in links.fed_from(view.target.oid):
-            if fed.owned and fed.id != view.id:
-                self._leaving.fail(fed, _refilled())
-        if self._is_doubted(view):
-            self._leaving.doubt(view)
+        state, links = self._state, self._state.index.links
+        fed = [v for v in links.fed_from(view.target.oid) if v.owned and v.id != view.id]
+        for reader in fed:
+            self._leaving.fail(reader, _refilled())
+        doubted = self._leaving.doubt(view) if self._is_doubted(view) else []
         # Before this view's mark, which says that they were stopped.
-        self._state.statuses.settle(self._state.owner.conn)
+        state.statuses.settle(state.owner.conn, [*(reader.id for reader in fed), *doubted])
 
     def _is_doubted(self, view: View) -> bool:
         """Return whether a new view replaces rows that may have been wrong."""
@@ -220,12 +219,13 @@ class Loading:
         """Stop the views fed from a view that is new here, and remove them from ``listed``."""
         views = self._state.views
         new = [view for view in listed.values() if view.id not in marks]
-        for view in self._fed_before(new, [views.get(i, v) for i, v in listed.items()]):
+        fed = self._fed_before(new, [views.get(i, v) for i, v in listed.items()])
+        for view in fed:
             views[view.id] = view
             self._leaving.fail(view, _refilled())
             del listed[view.id]
-        if new:  # before their marks, which say that this was done
-            self._state.statuses.settle(self._state.owner.conn)
+        # Before the new views' marks, which say that this was done.
+        self._state.statuses.settle(self._state.owner.conn, [view.id for view in fed])
 
     def _fed_before(self, new: Sequence[View], among: Sequence[View]) -> list[View]:
         """Return the running views fed from one that was refilled: their rows are from before.

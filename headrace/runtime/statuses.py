@@ -4,13 +4,12 @@ The transaction of a call may have the row of its view for long: it waits for a 
 holds on the result table, or builds an index.  The engine's thread serves all views, so it does not
 wait for such a row: it writes the status once the row is free.
 
-* Invariant: statuses are written in their order.  A view may stop because another one does, and is
-  told first.  So after a crash in between, the cause is met again, and both stop.
+* Invariant: a view that stops because of another one is written before that one.  So after a crash
+  in between, the cause is met again, and both stop.
 """
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
@@ -33,8 +32,10 @@ _RETRY_S: Final = 0.2
 @dataclass(frozen=True, slots=True)
 class _Wanted:
     to: Status
-    error: HeadraceError | None
-    also: Callable[[Connection, int], None] | None
+    error: HeadraceError | None = None
+    also: Callable[[Connection, int], None] | None = None
+    after: Collection[int] = ()
+    """Views whose statuses come first."""
 
 
 class Statuses:
@@ -42,6 +43,8 @@ class Statuses:
 
     def __init__(self) -> None:
         self._waiting: dict[int, _Wanted] = {}
+        self._told: set[int] = set()
+        """Views that were logged as waiting."""
         self._due = math.inf
 
     @property
@@ -56,13 +59,15 @@ class Statuses:
         to: Status,
         error: HeadraceError | None = None,
         also: Callable[[Connection, int], None] | None = None,
+        *,
+        after: Collection[int] = (),
     ) -> None:
         """Give a view another status, now or when its row is free.
 
-        ``also`` is called with the view in the same transaction.
+        ``also`` is called with the view in the same transaction.  ``after``: views that stop
+        because of this one.
         """
-        self._waiting.pop(view_id, None)
-        self._waiting[view_id] = _Wanted(to, error, also)
+        self._waiting[view_id] = _Wanted(to, error, also, after)
         self._write(conn)
 
     def stops(self, view_id: int) -> bool:
@@ -70,17 +75,21 @@ class Statuses:
         wanted = self._waiting.get(view_id)
         return wanted is not None and wanted.to is Status.ERROR
 
-    def settle(self, conn: Connection) -> None:
-        """Write which views have stopped, before anything else is made durable.
+    def settle(self, conn: Connection, views: Collection[int]) -> None:
+        """Write what waits for views, before anything else is made durable.
 
         It waits for locked rows.
 
         Raises:
             psycopg.Error: a row is locked for longer than ``lock_timeout_ms``.
         """
-        for view_id in [view_id for view_id in self._waiting if self.stops(view_id)]:
+        for view_id in views:
+            wanted = self._waiting.get(view_id)
+            if wanted is None:
+                continue
+            self.settle(conn, wanted.after)
             with conn.transaction():
-                self._become(conn, view_id, self._waiting[view_id])
+                self._become(conn, view_id, wanted)
             del self._waiting[view_id]
         self._schedule()
 
@@ -93,7 +102,7 @@ class Statuses:
             states.run(conn, [view_id for view_id in views if view_id not in locked])
         for view_id in views:
             self._waiting.pop(view_id, None)
-        self._waiting |= dict.fromkeys(locked, _Wanted(Status.RUNNING, None, None))
+        self._waiting |= dict.fromkeys(locked, _Wanted(Status.RUNNING))
         self._schedule()
 
     def written(self, view_id: int) -> None:
@@ -108,15 +117,26 @@ class Statuses:
     def _write(self, conn: Connection) -> None:
         with conn.transaction():
             locked = states.locked(conn, self._waiting)
-            # Up to the first one that is locked.
-            free = list(itertools.takewhile(lambda at: at not in locked, self._waiting))
+            free = self._free(locked)
             for view_id in free:
                 self._become(conn, view_id, self._waiting[view_id])
         for view_id in free:
             del self._waiting[view_id]
-        if locked:
-            _log.info("status waits for a row that is locked", views=sorted(locked))
+        if new := locked - self._told:
+            _log.info("status waits for a row that is locked", views=sorted(new))
+        self._told = locked
         self._schedule()
+
+    def _free(self, locked: Collection[int]) -> list[int]:
+        """Return the views that wait for no row, each after those that it comes after."""
+        left = {i: wanted for i, wanted in self._waiting.items() if i not in locked}
+        pending, found = set(self._waiting), list[int]()
+        while ready := [i for i, wanted in left.items() if pending.isdisjoint(wanted.after)]:
+            found += ready
+            pending -= set(ready)
+            for view_id in ready:
+                del left[view_id]
+        return found
 
     def _become(self, conn: Connection, view_id: int, wanted: _Wanted) -> None:
         states.become(conn, view_id, wanted.to, wanted.error)

@@ -259,9 +259,13 @@ class Watch:
                 also(self._conn, view_id)
         return True
 
-    def end(self, view_id: int, error: HeadraceError) -> None:
-        """Stop a view for a right that has ended, until the right is back."""
-        self._state.statuses.write(self._conn, view_id, Status.ERROR, error, watched.end)
+    def end(self, view_id: int, error: HeadraceError, after: Collection[int] = ()) -> None:
+        """Stop a view for a right that has ended, until the right is back.
+
+        ``after``: see ``Statuses.write``.
+        """
+        statuses = self._state.statuses
+        statuses.write(self._conn, view_id, Status.ERROR, error, watched.end, after=after)
 
     def altered(self, units: Iterable[Unit]) -> dict[int, HeadraceError]:
         """Run the quick check; return the errors of views that are or read ``units``."""
