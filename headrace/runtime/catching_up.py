@@ -242,6 +242,7 @@ class CatchingUp:
             return
         if lagging.awaited:
             return  # first a checkpoint that has their states
+        self._commits.review()  # without new changes, no commit does that
         if any(map(state.leads, state.suspects.repeated)):
             return  # the next crash tells whether a leading view is the cause
         coalesced = self._next() if self._connect() else None

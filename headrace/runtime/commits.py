@@ -64,7 +64,7 @@ class Commits:
             self.leading.join(moved)
         state.batches += 1
         self._stop_failed(answer)
-        state.suspects.review(self._committed)
+        self.review()
         self._lateness.wrote(answer)
 
     def beside(self, answer: Answer) -> None:
@@ -73,7 +73,7 @@ class Commits:
         try:
             self._move(answer)
             self._stop_failed(answer)
-            self._state.suspects.review(self._committed)
+            self.review()
             self._lateness.wrote(answer)
         finally:
             self.taking = False
@@ -102,6 +102,10 @@ class Commits:
                 moved.append(shared)
         state.checkpoints.count()
         return moved
+
+    def review(self) -> None:
+        """Acquit the views that have committed, or loaded, all that workers died of."""
+        self._state.suspects.review(self._committed)
 
     def _committed(self, unit_id: int) -> int | None:
         """Return the last txid that a unit has committed; None if no batch is processed for it."""
