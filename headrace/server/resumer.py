@@ -215,8 +215,9 @@ class Resumer:
         if error is None:
             tries.filled(now)
             return
-        tries.failed(now, passing=_passing(error))
-        if error.code == _ALTERED:
+        passing = _passing(error)
+        tries.failed(now, passing=passing)
+        if passing and error.code == _ALTERED:
             return  # the next try plans it again, and views above wait for that
         why = "; ".join(filter(None, (error.message, error.detail)))
         await states.record_attempt(conn, row, f"{_FAILED}{why.rstrip('.')}.")

@@ -79,6 +79,7 @@ def test_what_says_nothing_about_the_view_is_no_try(error, passing):
         ),
         (UserError("too many connections", sqlstate="53300"), 1),
         (RowError("division by zero", sqlstate="22012"), 1),
+        (RowError("raised by code of a user", sqlstate="40001"), 1),
     ],
     ids=str,
 )
