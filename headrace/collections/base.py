@@ -146,11 +146,6 @@ class Collection(ABC):
 
     # --- the edge
 
-    @property
-    def done(self) -> int:
-        """The last finished txid; -1 before the first."""
-        return self._done
-
     @final
     def receive(self, port: int, message: Message) -> list[Message]:
         """Take one message from the edge at ``port``; return the outgoing messages, in order.
@@ -233,7 +228,7 @@ class Collection(ABC):
         started, waited = time.perf_counter_ns(), bounds.waited_ns()
         batches = self.apply(port, batch)
         metrics.took(time.perf_counter_ns() - started, bounds.waited_ns() - waited)
-        return self._sent_out(batches) if batches else batches
+        return self._admitted(batches) if batches else batches
 
     @final
     def finish(self, txid: int) -> list[pa.RecordBatch]:
@@ -247,9 +242,9 @@ class Collection(ABC):
         metrics.took(time.perf_counter_ns() - started, bounds.waited_ns() - waited)
         metrics.time_ends += 1
         self._done = txid
-        return self._sent_out(batches) if batches else batches
+        return self._admitted(batches) if batches else batches
 
-    def _sent_out(self, batches: list[pa.RecordBatch]) -> list[pa.RecordBatch]:
+    def _admitted(self, batches: list[pa.RecordBatch]) -> list[pa.RecordBatch]:
         """Return those of ``batches`` that have rows; count them, and check their limits."""
         rows, size = bounds.measured(batches)
         if self.begins:

@@ -269,17 +269,14 @@ class Dataflow:
 
     def _hand_on(self, node: _Node, batches: list[pa.RecordBatch]) -> None:
         """Process the output of a collection, and all that follows from it, down to the sink."""
-        if node.made is self._sink:
-            self._out += batches
-            return
-        waiting = [(user, port, batch) for batch in batches for user, port in node.users]
-        waiting.reverse()
-        while waiting:
-            taker, at, taken = waiting.pop()
-            out = taker.made.process(at, taken)
-            if taker.made is self._sink:
-                self._out += out
-            elif out:
-                more = [(user, port, batch) for batch in out for user, port in taker.users]
-                more.reverse()
-                waiting += more
+        waiting: list[tuple[_Node, int, pa.RecordBatch]] = []
+        while True:
+            if node.made is self._sink:
+                self._out += batches
+            elif batches:
+                more = [(user, port, batch) for batch in batches for user, port in node.users]
+                waiting += reversed(more)
+            if not waiting:
+                return
+            node, at, batch = waiting.pop()
+            batches = node.made.process(at, batch)

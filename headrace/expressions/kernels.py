@@ -391,28 +391,26 @@ def _same(value: bool) -> pa.Array:
     return pa.repeat(value, _FEW)
 
 
-def is_valid(array: pa.Array) -> pa.Array:
-    """Return whether each value is not NULL; without a computation for a few that are not."""
+def _for_null(
+    compute: Callable[[pa.Array], pa.Array], otherwise: bool, array: pa.Array
+) -> pa.Array:
+    """Return a test for NULL; ``otherwise`` without a computation for a few values without any."""
     few = len(array) <= _FEW and not array.null_count
-    return _same(True).slice(0, len(array)) if few else pc.is_valid(array)
+    return _same(otherwise).slice(0, len(array)) if few else compute(array)
 
 
-def is_null(array: pa.Array) -> pa.Array:
-    """Return whether each value is NULL; without a computation for a few that are not."""
-    few = len(array) <= _FEW and not array.null_count
-    return _same(False).slice(0, len(array)) if few else pc.is_null(array)
-
-
+_IS_NULL: Final = functools.partial(_for_null, pc.is_null, False)
+_IS_NOT_NULL: Final = functools.partial(_for_null, pc.is_valid, True)
 LOGIC: Final[dict[str, Callable[..., pa.Array]]] = {"and": pc.and_kleene, "or": pc.or_kleene}
 TESTS: Final[dict[str, Callable[[pa.Array], pa.Array]]] = {
     "not": pc.invert,
-    "is_null": is_null,
-    "is_not_null": is_valid,
+    "is_null": _IS_NULL,
+    "is_not_null": _IS_NOT_NULL,
     "is_true": lambda a: pc.fill_null(a, False),
     "is_false": lambda a: pc.fill_null(pc.invert(a), False),
     "is_not_true": lambda a: pc.fill_null(pc.invert(a), True),
     "is_not_false": lambda a: pc.fill_null(a, True),
-    "is_unknown": is_null,
-    "is_not_unknown": is_valid,
+    "is_unknown": _IS_NULL,
+    "is_not_unknown": _IS_NOT_NULL,
     "length": pc.utf8_length,
 }

@@ -69,6 +69,7 @@ _MISSING_MAX: Final = 8
 """Missing checkpoints after which no more batches are taken."""
 _LEAVES_OUT_S: Final = 1.0
 _BACKOFF_S: Final = 0.2
+_LOCK_RETRY_S: Final = 0.1
 _TARGET_S: Final = (0.05, 1.0)
 """Least and greatest latency target by which views take turns: none gets less than a twentieth of
 the time that another one gets."""
@@ -395,6 +396,11 @@ class CheckpointLimits:
 def leaves_out_at(now: float) -> float:
     """Return when a checkpoint begins without the units that lag, if they are worked on ``now``."""
     return now + _LEAVES_OUT_S
+
+
+def lock_retry_s(last_s: float, longest_s: float) -> float:
+    """Return the pause before a locked table is tried again; ``last_s``: the last one, 0: none."""
+    return min(max(2 * last_s, _LOCK_RETRY_S), longest_s)
 
 
 def backoff_s(failures: int, longest_s: float) -> float:

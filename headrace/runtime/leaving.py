@@ -9,6 +9,7 @@ from typing import Final
 import structlog
 
 from headrace import clock, errors, events
+from headrace.forwarder import policy
 from headrace.runtime import positions, views
 from headrace.runtime.durability import Durability
 from headrace.runtime.engine_state import EngineState
@@ -35,8 +36,6 @@ _REASONS: Final = {
 }
 TRIES_MAX: Final = 5
 """Interruptions of a view at one txid after which it stops for good."""
-RETRY_S_MIN: Final = 0.1
-"""Seconds after which a locked table is tried again for the first time; then twice as long."""
 _CALM_S: Final = 10.0
 """Seconds after a try, from which on a lock is another trouble."""
 
@@ -180,12 +179,9 @@ class Leaving:
         is_lock = (
             isinstance(error, errors.SinkBlocked) and error.code == errors.SinkBlocked.sqlstate
         )
-        if not is_lock:
-            view.retry_s = longest
-        elif now - view.retry_at > _CALM_S:
-            view.retry_s = min(RETRY_S_MIN, longest)
-        else:
-            view.retry_s = min(2 * view.retry_s, longest)
+        if now - view.retry_at > _CALM_S:
+            view.retry_s = 0.0
+        view.retry_s = policy.lock_retry_s(view.retry_s, longest) if is_lock else longest
         view.retry_at = now + view.retry_s
 
     def _cursor_after(self, view: View, error: errors.HeadraceError) -> CursorState | None:

@@ -7,9 +7,10 @@ from typing import Final
 
 from headrace import clock
 from headrace.errors import RESYNC, DefiniteFailure, SinkBlocked
+from headrace.forwarder import policy
 from headrace.runtime import result_tables
 from headrace.runtime.engine_state import EngineState
-from headrace.runtime.leaving import RETRY_S_MIN, Leaving
+from headrace.runtime.leaving import Leaving
 from headrace.runtime.result_tables import ResultTables
 from headrace.runtime.views import View
 from headrace.sql import states
@@ -91,8 +92,8 @@ class Retries:
         for view in state.index.standing:
             if not self._stands(view) or now < view.retry_at:
                 continue
-            longer_s = max(2 * view.retry_s, RETRY_S_MIN)
-            view.retry_s = min(longer_s, state.settings.sink_retry_ms / 1000)
+            longest_s = state.settings.sink_retry_ms / 1000
+            view.retry_s = policy.lock_retry_s(view.retry_s, longest_s)
             view.retry_at = now + view.retry_s
             if not self._free(view):
                 continue

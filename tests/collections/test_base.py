@@ -53,10 +53,10 @@ def test_e22_a_txid_ends_when_it_has_ended_on_all_ports() -> None:
     echo = Echo(2)
     assert told(echo.receive(0, row(1, 7))) == ["+ 7"]
     assert told(echo.receive(0, end(1, 1))) == []
-    assert echo.done == -1
+    assert echo._done == -1
     assert told(echo.receive(1, row(1, 8))) == ["+ 8"]
     assert told(echo.receive(1, end(1, 1))) == ["+ 1001", "end 1"]
-    assert echo.done == 1
+    assert echo._done == 1
 
 
 def test_a_port_that_runs_ahead_is_held_back() -> None:
@@ -100,7 +100,7 @@ def test_e20_an_end_counts_only_with_all_that_was_sent(sent: int, ahead: bool) -
     echo.receive(0, row(txid, 2))
     with pytest.raises(RowsLost, match=f"2 of the {sent} rows"):
         echo.receive(0, end(txid, sent))
-    assert echo.done < txid
+    assert echo._done < txid
 
 
 def test_what_goes_out_is_counted_between_two_ends() -> None:

@@ -658,7 +658,7 @@ def test_T_21_T_22_finishing_order_with_a_committer(data, rows):
     rest = [e for e in processing if not e.startswith("A")]
     assert len(rest) == others
     assert all(e.endswith(".exec") for e in rest), "none of B, C, D has finished"
-    assert [b.done for b in top.bolts.values()] == [1, -1, -1, -1]
+    assert [b._done for b in top.bolts.values()] == [1, -1, -1, -1]
     (commit,) = c.processed(1, 0)
     assert isinstance(commit, EmitCommit)
     top.commit(commit.txid, commit.attempt)
@@ -677,7 +677,7 @@ def test_T_20_T_22_a_committer_downstream_needs_no_signal_of_its_own(data):
     for emission in c.tick():
         top.emit(emission.txid, emission.attempt, 2)
     top.run(data)
-    assert top.bolts["A"].done == 3, "T-8: A has gone on"
+    assert top.bolts["A"]._done == 3, "T-8: A has gone on"
     assert effects == []
     assert top.told.count("B.exec") == 2, "B may take rows of 2 only after its end of 1"
     for txid in (3, 1, 2):
