@@ -112,11 +112,18 @@ def test_a_view_is_paused_while_another_call_has_its_row(engine, source, command
 
 def test_an_index_is_made_while_a_call_has_the_row(engine, source, commander, other):
     """Its definition is recorded when the row is free."""
-    recorded = "SELECT kept::text ~ 'while_locked' FROM headrace.views WHERE view_name = 'other'"
+    recorded = "SELECT kept::text ~ 'while_locked' FROM headrace.views WHERE view_name = %s"
+
+    def is_recorded(name: str) -> bool:
+        return source.execute(recorded, (name,)).fetchone() == (True,)
+
     with held(engine, ROW):
         source.execute("CREATE INDEX while_locked ON other (c)")
+        source.execute("CREATE INDEX while_locked_too ON probe (id)")
+        wait_until(lambda: is_recorded("probe"), "the engine has looked at the tables")
         probe(source)
-    wait_until(lambda: source.execute(recorded).fetchone() == (True,), "it is recorded")
+        assert not is_recorded("other")
+    wait_until(lambda: is_recorded("other"), "it is recorded")
 
 
 WAITS = """
